@@ -1,11 +1,11 @@
-//! Bytes of keys and values, readable in a stored history.
+//! Bytes of keys and values. A person can read them in a stored history.
 
 use std::fmt;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Opaque bytes. In JSON: printable ASCII as it is, every other byte (and the backslash) as `\xNN`.
+/// Opaque bytes. JSON has printable ASCII as it is, and every other byte and the backslash as `\xNN`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Blob(Vec<u8>);
 
@@ -15,12 +15,10 @@ pub type Key = Blob;
 pub type Value = Blob;
 
 impl Blob {
-    /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

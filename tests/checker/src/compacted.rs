@@ -1,6 +1,6 @@
-//! "Compacted" is said only where it is true: of a watch or a read whose revision lies below a compaction that somebody
-//! asked for, or in a gap that a restart left (R10). A store that says it at any other time makes clients list anew for
-//! nothing, and hides that it lost history.
+//! A watch or a read is answered "compacted" only if its revision lies below a compaction that a client requested, or
+//! in a gap that a restart left (R10). A store that answers "compacted" at any other time makes clients list again
+//! without need, and hides that it lost history.
 
 use crate::config::Config;
 use crate::effects::reads_at;
@@ -20,7 +20,7 @@ pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// The compactions that ran, or may have.
+/// The compactions that ran or may have run, each with the time of its call.
 struct Asked(Vec<(Nanos, Revision)>);
 
 impl Asked {
@@ -34,14 +34,15 @@ impl Asked {
         Self(context.history.operations.iter().filter_map(ran).collect())
     }
 
-    /// The highest compaction that was asked for before this moment.
+    /// The highest revision that a compaction called before `at` names.
     fn before(&self, at: Nanos) -> Option<Revision> {
         self.0.iter().filter(|(call, _)| *call < at).map(|(_, revision)| *revision).max()
     }
 }
 
-/// A watch is ended as compacted when the next revision that it needs is below a compaction, or, from D + 2 on, below
-/// the end of a gap. The server may stand further on than what the client was told, never further back.
+/// A watch may be canceled as compacted when the next revision that it needs is below a compaction. With a gap (D, s)
+/// that lost something (s > D + 2), it may also be when that revision is below s. The position of the watch on the
+/// server may be ahead of what the client received, but never behind it.
 fn watch(context: &Context<'_>, asked: &Asked, view: &WatchView<'_>, report: &mut Report) {
     let Some((response, compacted)) = view.canceled.filter(|(_, compacted)| compacted.0 > 0) else { return };
     let events = view.events.iter().filter(|item| item.sequence < response.sequence);
@@ -65,7 +66,8 @@ fn watch(context: &Context<'_>, asked: &Asked, view: &WatchView<'_>, report: &mu
     }
 }
 
-/// A read is refused as compacted below a compaction or in a gap, a compaction also at the last one.
+/// A read may be refused as compacted below a compaction or in a gap. A compaction may also be refused at the revision
+/// of the highest compaction before it.
 fn refused(config: &Config, asked: &Asked, operation: &Operation, report: &mut Report) {
     let highest = asked.before(operation.returned);
     let is_true = match &operation.request {

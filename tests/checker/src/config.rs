@@ -1,4 +1,4 @@
-//! What may be assumed of the system whose history is checked.
+//! The assumptions that the checks make about the system that produced the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,63 +11,64 @@ use crate::history::{KeyRange, Nanos, Revision};
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Domain(pub Key);
 
-/// From a key to its order domain.
+/// Maps a key to its order domain.
 pub type DomainOf = Arc<dyn Fn(&Key) -> Domain + Send + Sync>;
 
-/// Revisions that a store may have shown and lost in an unclean restart (R10): the open interval between the two.
+/// The open interval of revisions that a store may have shown and lost in an unclean restart (R10).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Gap {
-    /// Whose revisions.
     pub domain: Domain,
-    /// D: the last durable revision.
+    /// D, the last durable revision.
     pub durable: Revision,
-    /// s: the first revision after the restart.
+    /// s, the first revision after the restart.
     pub restart: Revision,
 }
 
-/// Which headers one client may compare (R8, `--revision-scope`).
+/// Within which scope the headers that one client receives never go back (R8, `--revision-scope`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HeaderScope {
-    /// Reads of one domain never show less than this client was shown of it.
+    /// A read of a domain never has a lower header than what this client has already seen of that domain.
     Domain,
-    /// Reads never show less than this client was shown of anything.
+    /// A read never has a lower header than what this client has already seen of any domain.
     Global,
-    /// Not checked: the client changed endpoints.
+    /// Not checked, because clients change their endpoint.
     Off,
 }
 
-/// What to assume; start from `Config::etcd` or `Config::kindred` and change fields.
+/// The assumptions of one check. Start from `Config::etcd` or `Config::kindred` and change fields.
 #[derive(Clone)]
 pub struct Config {
-    /// Order domain of a key.
     pub domain: DomainOf,
     /// One counter assigns all revisions of a domain, so *every* header in it is in real-time order. False in
-    /// kindred, where headers of one-key reads and of writes to a spread Kind are not cuts (R8).
+    /// kindred, where the header of a one-key read or of a write covers only one store of a spread Kind (R8).
     pub one_counter: bool,
-    /// Keys that exist only to be asked for a domain's current revision; their reads are cuts.
+    /// Pseudo-keys that clients read to learn the current revision of a domain. The header of such a read covers the
+    /// whole domain.
     pub probes: BTreeSet<Key>,
-    /// See there.
     pub header_scope: HeaderScope,
     /// The store was empty when recording began.
     pub starts_empty: bool,
-    /// All writers recorded: an event that no recorded write explains is a violation.
+    /// Every writer was recorded, so an event that no recorded write explains is a violation.
     pub closed_world: bool,
-    /// A DeleteRange over several stores deletes at several revisions, at most its header.
+    /// A DeleteRange over several stores deletes at several revisions, of which its header is the highest.
     pub split_delete_ranges: bool,
-    /// prev_kv may be absent once the version before it was compacted (etcd; kindred cancels the watch instead).
+    /// prev_kv may be absent once the previous version was compacted. This is so in etcd; kindred cancels the watch
+    /// instead.
     pub prev_kv_compactable: bool,
-    /// A manual progress may reach a watch whose start lies above it (etcd #20221; kindred says nothing, R7).
+    /// A manual progress may reach a watch whose start lies above it (etcd #20221). kindred sends none to such a watch
+    /// (R7).
     pub progress_below_start: bool,
     /// Unclean restarts during the run.
     pub gaps: Vec<Gap>,
-    /// No operation may take longer, and no event may come later than this after its write was acknowledged: the only
-    /// way to see, in a history, writers waiting for slow watchers (B6), and Kinds that a fault elsewhere holds up (R17).
+    /// No operation may take longer than this, and no event may come later than this after its write was acknowledged.
+    /// Only such a bound makes visible in a history that writers wait for slow watchers (B6), or that a fault of one
+    /// Kind's store delays another Kind (R17).
     pub latency_max: Option<Nanos>,
-    /// Domains that may be slower: a store of theirs was struck.
+    /// Domains to which `latency_max` does not apply, because a fault hit one of their stores.
     pub latency_exempt: BTreeSet<Domain>,
-    /// Bound of the linearizability search, in states a key.
+    /// Bound of the linearizability search, in states for each key.
     pub search_states_max: usize,
-    /// Violations kept per check.
+    /// The report contains at most this many violations of each check, and counts the others.
     pub violations_per_check_max: usize,
 }
 
@@ -98,8 +99,9 @@ impl Config {
         }
     }
 
-    /// kindred with these Kind prefixes (with their last slash). A key belongs to the longest prefix that it
-    /// starts with, or whose probe (the prefix without the slash) it is; all other keys share a domain.
+    /// kindred with these Kind prefixes, each with its trailing slash. A key belongs to the longest prefix that it
+    /// starts with. The prefix without the slash is the Kind's pseudo-key and belongs to the Kind. All other keys share
+    /// one domain.
     pub fn kindred(prefixes: impl IntoIterator<Item = Key>) -> Self {
         let prefixes: BTreeMap<Key, Key> =
             prefixes.into_iter().map(|prefix| (probe_of(&prefix), prefix)).collect();
@@ -123,17 +125,16 @@ impl Config {
         }
     }
 
-    /// The domain of a key.
     pub fn domain(&self, key: &Key) -> Domain {
         (self.domain)(key)
     }
 
-    /// Whether a header of a read of this range speaks for the whole domain.
+    /// Whether the header of a read of this range covers the whole domain.
     pub(crate) fn is_domain_cut(&self, range: &KeyRange) -> bool {
         self.one_counter || (range.is_one() && self.probes.contains(&range.key))
     }
 
-    /// The gap that swallowed this revision, if one did.
+    /// The gap in which this revision lies, if it lies in one.
     pub(crate) fn gap(&self, domain: &Domain, revision: Revision) -> Option<&Gap> {
         self.gaps.iter().find(|g| g.domain == *domain && revision > g.durable && revision < g.restart)
     }

@@ -1,4 +1,4 @@
-//! What an operation did, may have done, and read: one view of all the request shapes.
+//! One view of all kinds of requests: what an operation changed, what it may have changed, and what it read.
 
 use crate::bytes::{Key, Value};
 use crate::history::{
@@ -44,7 +44,7 @@ impl Effect {
     }
 }
 
-/// What an acknowledged operation changed, at its header's revision.
+/// The changes of an acknowledged operation. They have the revision of its header.
 pub(crate) fn acknowledged(operation: &Operation) -> Vec<Effect> {
     match (&operation.request, &operation.outcome) {
         (Request::Put { key, value, lease }, Outcome::Written { .. })
@@ -71,7 +71,7 @@ pub(crate) fn acknowledged(operation: &Operation) -> Vec<Effect> {
     }
 }
 
-/// What an operation with an unknown outcome may have changed.
+/// The changes that an operation with an unknown outcome may have made.
 pub(crate) fn possible(request: &Request) -> Vec<Effect> {
     match request {
         Request::Put { key, value, lease }
@@ -96,7 +96,7 @@ pub(crate) struct ReadView<'a> {
     pub(crate) limit: u64,
     pub(crate) count_only: bool,
     pub(crate) kvs: &'a [KeyValue],
-    /// `count` and `more`, where the answer has them.
+    /// `count` and `more`, if the answer has them.
     pub(crate) totals: Option<(i64, bool)>,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn reads(operation: &Operation) -> Vec<ReadView<'_>> {
     }
 }
 
-/// A key for each part of a request: the key itself, or the first of a range. None of a compaction.
+/// One key for each part of a request: the key itself, or the first key of a range. A compaction has none.
 pub(crate) fn touched(request: &Request) -> impl Iterator<Item = &Key> {
     let (one, compares, branches) = match request {
         Request::List(list) => (Some(&list.range.key), None, None),
@@ -180,8 +180,11 @@ pub(crate) fn reads_at(request: &Request) -> impl Iterator<Item = (&KeyRange, Re
     list.into_iter().chain(in_txn).filter_map(|list| Some((&list.range, list.revision?)))
 }
 
-/// A range without revision in a writing Txn sees the writes before it: comparable when all writes of the branch
-/// come before it, or none does. (B11: one with a revision sees exactly that revision, whatever the Txn writes.)
+/// The ranges of a Txn's branch that can be compared with the state at one revision.
+///
+/// A range without a revision sees the writes of its branch that come before it. It can be compared only if all of
+/// those writes come before it, or none does. A range with a revision sees exactly that revision, whatever the Txn
+/// writes (B11).
 fn txn_reads<'a>(branch: &[TxnOp], header: Revision, results: &'a [TxnResult]) -> Vec<ReadView<'a>> {
     let wrote = |(op, result): (&TxnOp, &TxnResult)| match (op, result) {
         (TxnOp::Put { .. }, _) => true,

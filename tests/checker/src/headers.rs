@@ -1,10 +1,12 @@
-//! Header revisions.
+//! The revisions in the headers of answers.
 //!
-//! etcd: one counter, so every linearizable header is in real-time order. kindred (R4, R5, R8): a read's header is
-//! at or above every acknowledged write in its range, and a later write in the range is above it; a probe speaks
-//! for its whole Kind; what one client was shown of a Kind (or of anything, by option) never goes back in its
-//! reads. In both, the writes of one key strictly increase, and a Txn's header is the stored mod_revision: an
-//! acknowledged write is evidence at its header's revision, which `Log` compares with reads and events.
+//! etcd has one counter, so every linearizable header is in real-time order. In kindred (R4, R5, R8) the header of a
+//! read is at or above every acknowledged write in its range, and a later write in the range is above it. A probe
+//! covers its whole Kind. The reads of one client never go back within a Kind, or never at all, as the option says.
+//!
+//! In both systems the revisions of the writes of one key strictly increase, and the header of a Txn is the
+//! mod_revision that it stored. So an acknowledged write is evidence at the revision of its header, which `Log`
+//! compares with reads and events.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,10 +17,10 @@ use crate::history::{ClientId, KeyRange, Nanos, Operation, OperationId, Request,
 use crate::report::{Check, Report};
 use crate::watch::Context;
 
-/// A revision and who showed it.
+/// A revision, and the operation or watch that showed it.
 type Shown = (Revision, String);
 
-/// Checks all headers in order of time.
+/// Checks the header of each operation against everything that had happened before the operation was called.
 pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     let mut calls: Vec<&Operation> = context.history.operations.iter().collect();
     calls.sort_by_key(|operation| operation.call);
@@ -57,13 +59,13 @@ enum Happened<'a> {
 
 struct Sweep<'c, 'a> {
     context: &'c Context<'a>,
-    /// Highest acknowledged write of each key.
+    /// The highest acknowledged write of each key.
     writes: BTreeMap<Key, (Revision, OperationId)>,
-    /// Highest header of a linearizable read of each range.
+    /// The highest header of a linearizable read of each range.
     reads: HashMap<KeyRange, (Revision, OperationId)>,
-    /// Highest header of each domain, from whatever speaks for a domain.
+    /// The highest header of each domain, of the operations whose header covers the domain.
     domains: BTreeMap<Domain, Shown>,
-    /// What each client was shown; the domain is none in the global scope.
+    /// The highest revision that each client has seen of each domain. In the global scope the domain is none.
     clients: BTreeMap<(ClientId, Option<Domain>), Shown>,
 }
 
@@ -215,7 +217,7 @@ fn current_read(operation: &Operation) -> Option<&KeyRange> {
     }
 }
 
-/// Keys that an acknowledged operation certainly wrote at its header's revision.
+/// The keys that an acknowledged operation certainly wrote at its header's revision.
 fn written_keys(operation: &Operation) -> Vec<Key> {
     let mut keys = Vec::new();
     for effect in effects::acknowledged(operation) {

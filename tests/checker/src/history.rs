@@ -1,13 +1,13 @@
 //! What clients record: operations with their outcome, and watches with their responses in arrival order.
 //!
-//! A history is plain data, serde-able to JSON lines (`json.rs`), so that a failure can be stored and replayed.
+//! A history is plain data. `json.rs` turns it into JSON lines and back, so that a failure can be stored and replayed.
 //!
-//! How to record, so that the checks see as much as they can:
-//! * values are unique per write (a counter in the value is enough): a write whose outcome is unknown is then
-//!   recognised when it turns up in a read or an event;
-//! * all times come from one monotonic clock; `call` is taken before the request is sent, `returned` after the
-//!   whole answer came in;
-//! * a request that timed out or lost its connection has `Outcome::Unknown`, unless it certainly did not run;
+//! A recorder obeys these rules, so that the checks see as much as they can:
+//! * Every write has a value of its own; a counter in the value is enough. A write whose outcome is unknown is then
+//!   recognised when its value turns up in a read or an event.
+//! * All times come from one monotonic clock. `call` is taken before the request is sent, and `returned` after the
+//!   whole answer has come in.
+//! * A request that timed out or lost its connection has `Outcome::Unknown`, unless it certainly did not run.
 //! * `sequence` counts the responses of one watch *stream* in the order in which they came in.
 
 use std::fmt;
@@ -21,12 +21,12 @@ use crate::bytes::{Key, Value};
 pub struct Revision(pub i64);
 
 impl Revision {
-    /// The revision after this one (revisions need not be dense: nothing may have it).
+    /// This revision plus one. Revisions need not be dense, so nothing may have it.
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// The revision before this one.
+    /// This revision minus one. Nothing may have it either.
     pub fn previous(self) -> Self {
         Self(self.0.saturating_sub(1))
     }
@@ -64,11 +64,11 @@ macro_rules! id {
     };
 }
 
-id!(/** One client that talks to one endpoint, one request after another or many at once. */ ClientId, u32, "client");
-id!(/** Number of an operation, unique in the history. */ OperationId, u64, "op");
-id!(/** Number of a watch, unique in the history (not the wire's watch id). */ WatchId, u64, "watch");
-id!(/** Number of a watch stream, unique in the history. */ StreamId, u64, "stream");
-id!(/** A lease; 0 is none. */ LeaseId, i64, "lease");
+id!(/** A client of one endpoint. It may have many requests under way. */ ClientId, u32, "client");
+id!(/** Unique in the history. */ OperationId, u64, "op");
+id!(/** Unique in the history. It is not the watch id of etcd's API. */ WatchId, u64, "watch");
+id!(/** Unique in the history. */ StreamId, u64, "stream");
+id!(/** 0 means no lease. */ LeaseId, i64, "lease");
 
 /// Nanoseconds of one monotonic clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
@@ -77,15 +77,13 @@ pub struct Nanos(pub u64);
 /// A key, or a half-open range of keys, with etcd's meaning of `range_end`.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyRange {
-    /// First key.
     pub key: Key,
-    /// Empty: only `key`. `\0`: everything from `key`. Otherwise the first key after the range.
+    /// The first key after the range. If empty, the range is only `key`. `\0` stands for everything from `key`.
     #[serde(default, skip_serializing_if = "Key::is_empty")]
     pub end: Key,
 }
 
 impl KeyRange {
-    /// One key.
     pub fn one(key: Key) -> Self {
         Self { key, end: Key::default() }
     }
@@ -102,7 +100,6 @@ impl KeyRange {
         Self { key: prefix, end: vec![0u8].into() }
     }
 
-    /// Whether the key lies in the range.
     pub fn contains(&self, key: &Key) -> bool {
         match self.end.as_bytes() {
             [] => *key == self.key,
@@ -111,7 +108,7 @@ impl KeyRange {
         }
     }
 
-    /// Whether it names one key only.
+    /// Whether the range has the form that names a single key.
     pub fn is_one(&self) -> bool {
         self.end.is_empty()
     }
@@ -126,18 +123,16 @@ impl fmt::Debug for KeyRange {
 /// A key with its value, as a read or an event shows it.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyValue {
-    /// The key.
     pub key: Key,
     /// Empty in a DELETE event.
     #[serde(default, skip_serializing_if = "Value::is_empty")]
     pub value: Value,
-    /// Revision of the create; 0 in a DELETE event.
+    /// The revision that created the key; 0 in a DELETE event.
     pub create: Revision,
-    /// Revision of the last write.
+    /// The revision of the last write.
     pub modified: Revision,
     /// Writes since the create; 0 in a DELETE event.
     pub version: i64,
-    /// The lease, or 0.
     #[serde(default)]
     pub lease: LeaseId,
 }
@@ -153,18 +148,17 @@ impl fmt::Debug for KeyValue {
 /// A range read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct List {
-    /// The keys asked for.
     pub range: KeyRange,
-    /// Read at this revision; none is the current one.
+    /// The revision to read at; none is the current one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<Revision>,
-    /// At most this many keys; 0 is no limit.
+    /// The largest number of keys to answer with; 0 is no limit.
     #[serde(default)]
     pub limit: u64,
-    /// Only the count was asked for.
+    /// The client asked for the count only.
     #[serde(default)]
     pub count_only: bool,
-    /// Allowed to be stale.
+    /// The answer may be stale.
     #[serde(default)]
     pub serializable: bool,
 }
@@ -176,7 +170,7 @@ impl List {
     }
 }
 
-/// One compare of a Txn (`=` unless it says otherwise).
+/// One compare of a Txn. All but `Other` test for equality.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Compare {
     /// `mod_revision` of the key, 0 when it does not exist.
@@ -185,14 +179,13 @@ pub enum Compare {
     Create(Key, Revision),
     /// `version` of the key, 0 when it does not exist.
     Version(Key, i64),
-    /// The value; false when the key does not exist.
+    /// The value of the key. The compare is false when the key does not exist.
     Value(Key, Value),
-    /// Any other compare: the checks take its result as it comes.
+    /// Any other compare. The checks accept either result.
     Other(Key),
 }
 
 impl Compare {
-    /// The key compared.
     pub fn key(&self) -> &Key {
         match self {
             Self::Modified(key, _) | Self::Create(key, _) | Self::Version(key, _) => key,
@@ -204,15 +197,15 @@ impl Compare {
 /// One operation inside a Txn.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TxnOp {
-    /// Write a key.
+    /// Write a key. Its lease becomes `lease`, or none.
     Put { key: Key, value: Value, lease: LeaseId },
     /// Delete a key or a range.
     Delete(KeyRange),
-    /// Read.
+    /// Read a key or a range.
     Range(List),
 }
 
-/// What a client asked for.
+/// A request as a client sent it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// Read one key or a range.
@@ -223,11 +216,11 @@ pub enum Request {
     Create { key: Key, value: Value, lease: LeaseId },
     /// Write if the key's `mod_revision` is this.
     Update { key: Key, expected: Revision, value: Value, lease: LeaseId },
-    /// Delete one key.
+    /// Delete one key unconditionally.
     Delete { key: Key },
     /// Delete one key if its `mod_revision` is this.
     DeleteIf { key: Key, expected: Revision },
-    /// Delete a range.
+    /// Delete every key of a range, over several stores if the range spans them.
     DeleteRange { range: KeyRange },
     /// Compact the history up to this revision.
     Compact { revision: Revision },
@@ -245,71 +238,68 @@ impl Request {
 /// The answer to one read.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ReadResult {
-    /// The keys, in order.
+    /// In order of their keys.
     pub kvs: Vec<KeyValue>,
-    /// There are more keys than the limit let through.
+    /// The range has more keys than the limit allowed.
     #[serde(default)]
     pub more: bool,
-    /// Keys in the range, whatever the limit.
+    /// The number of keys in the range, whatever the limit.
     pub count: i64,
 }
 
 /// The answer to one operation inside a Txn.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum TxnResult {
-    /// Of a put.
     Put,
-    /// Of a delete: how many keys.
+    /// How many keys the delete removed.
     Delete(i64),
-    /// Of a range.
     Range(ReadResult),
 }
 
-/// Why a request certainly did nothing.
+/// An error after which the request has certainly changed nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DefiniteError {
-    /// The revision asked for has been compacted.
+    /// The requested revision has been compacted.
     Compacted,
-    /// The revision asked for is in the future.
+    /// The requested revision is in the future.
     FutureRevision,
-    /// Anything else of which the client is sure that it had no effect.
+    /// Any other error that proves that the request had no effect.
     Other(String),
 }
 
-/// What the else-branch of a conditional write shows of the key.
+/// What the else branch of a conditional write read of the key.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Current {
-    /// There was no such branch.
+    /// The request had no else branch.
     NotRead,
-    /// There is no such key.
+    /// The key does not exist.
     Missing,
-    /// The key as it is.
     Found(KeyValue),
 }
 
-/// What came back.
+/// The answer to a request, or what is known without one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Of a read.
+    /// A range was read. `header` may be above the revision that was read.
     Read { header: Revision, result: ReadResult },
-    /// Of a put, create or update that wrote.
+    /// A put, create or update wrote its key.
     Written { header: Revision },
-    /// Of a delete: how many keys, and the old ones if they were asked for.
+    /// `deleted` keys were deleted. `previous` has their old versions if the request asked for them.
     Deleted { header: Revision, deleted: i64, previous: Vec<KeyValue> },
-    /// Of a create, update or conditional delete whose compare failed. `current` is what the else-branch read.
+    /// The compare of a create, update or conditional delete failed. `current` is what the else branch read.
     CompareFailed { header: Revision, current: Current },
-    /// Of a generic Txn.
+    /// `results` has one entry for each operation of the branch that ran.
     Txn { header: Revision, succeeded: bool, results: Vec<TxnResult> },
-    /// Of a compaction.
+    /// `header` is the current revision, not the compacted one.
     Compacted { header: Revision },
-    /// It certainly did nothing.
+    /// The request certainly changed nothing.
     Failed(DefiniteError),
-    /// Timed out, or the connection broke: it may have run, may still run, or never will.
+    /// The request timed out, or its connection broke. It may have run, may run later, or may never run.
     Unknown,
 }
 
 impl Outcome {
-    /// The header's revision, if there was an answer.
+    /// The revision of the header, if there was an answer.
     pub fn header(&self) -> Option<Revision> {
         match self {
             Self::Read { header, .. } | Self::Written { header } | Self::Deleted { header, .. } => {
@@ -326,60 +316,52 @@ impl Outcome {
 /// One request with its outcome.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Operation {
-    /// Unique in the history.
     pub id: OperationId,
-    /// Who asked.
     pub client: ClientId,
-    /// Just before it was sent.
+    /// Just before the request was sent.
     pub call: Nanos,
-    /// Just after the answer; for `Unknown`, when the client gave up (the checks do not use it).
+    /// Just after the answer came in. Of an `Unknown` outcome it is when the client gave up, which no check uses.
     pub returned: Nanos,
-    /// What was asked.
     pub request: Request,
-    /// What came back.
     pub outcome: Outcome,
 }
 
-/// What a watch asked for.
+/// The options of a watch's create request.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct WatchOptions {
-    /// First revision wanted; none is "from now on".
+    /// The first revision to deliver; none is "from now on".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Revision>,
-    /// Events carry the version before.
+    /// Events carry the previous version.
     #[serde(default)]
     pub prev_kv: bool,
-    /// No PUT events.
+    /// The server leaves PUT events out.
     #[serde(default)]
     pub no_put: bool,
-    /// No DELETE events.
+    /// The server leaves DELETE events out.
     #[serde(default)]
     pub no_delete: bool,
-    /// Periodic progress notifications.
+    /// The server sends progress notifications periodically.
     #[serde(default)]
     pub progress_notify: bool,
-    /// Large responses may be split.
+    /// The server may split large responses.
     #[serde(default)]
     pub fragment: bool,
 }
 
-/// PUT or DELETE.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum EventKind {
-    /// A key was written.
     Put,
-    /// A key was deleted.
     Delete,
 }
 
 /// One event of a watch.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// PUT or DELETE.
     pub kind: EventKind,
-    /// The key as it is after the event; for a DELETE only key and mod_revision.
+    /// The key after the event. A DELETE has only the key and its mod_revision.
     pub kv: KeyValue,
-    /// The version before.
+    /// The key before the event, if the watch asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prev_kv: Option<KeyValue>,
 }
@@ -393,52 +375,46 @@ impl fmt::Debug for Event {
     }
 }
 
-/// What one watch response says.
+/// The content of one watch response.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum WatchBody {
-    /// The watch exists.
+    /// The server confirms that the watch exists.
     Created,
-    /// Events; `fragment` when the rest of this response follows in the next one.
+    /// With `fragment`, the rest of the response follows in the next one.
     Events { events: Vec<Event>, fragment: bool },
-    /// A progress notification. `manual`: it came with watch id -1 and speaks for every watch of the stream; it
-    /// may be recorded with one watch of the stream or with each. `requested`: when the client sent the request
-    /// that this certainly answers, if it had only one outstanding.
+    /// A progress notification. A `manual` one came with watch id -1 and covers every watch of the stream; it may be
+    /// recorded with one watch of the stream or with each. `requested` is when the client sent the request for it. It
+    /// is set only if that request was the only one outstanding.
     Progress { manual: bool, requested: Option<Nanos> },
-    /// The server ended the watch; `compact_revision` above 0 because of a compaction.
+    /// The server ended the watch. A `compact_revision` above 0 says that a compaction was the reason.
     Canceled { compact_revision: Revision, reason: String },
-    /// The stream broke.
+    /// The client recorded that the stream broke.
     Broken,
 }
 
-/// One response, as it came in.
+/// One response as the client received it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WatchResponse {
-    /// When it came in.
+    /// When the response came in.
     pub at: Nanos,
-    /// Its number on the stream, in arrival order; copies of a manual progress share one.
+    /// The number of the response on its stream, in arrival order. Copies of a manual progress share one number.
     pub sequence: u64,
-    /// The header's revision (0 for `Broken`).
+    /// The revision of the header; 0 for `Broken`.
     pub header: Revision,
-    /// What it says.
     pub body: WatchBody,
 }
 
-/// One watch with everything that came in for it.
+/// One watch with all its responses.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Watch {
-    /// Unique in the history.
     pub id: WatchId,
-    /// Who watched.
     pub client: ClientId,
-    /// On which stream.
     pub stream: StreamId,
-    /// When it was asked for.
+    /// When the client sent the create request.
     pub call: Nanos,
-    /// What is watched.
     pub range: KeyRange,
-    /// How.
     pub options: WatchOptions,
-    /// This watch continues that one; `options.start` is where. One watch is continued by at most one.
+    /// The watch that this one continues, at `options.start`. At most one watch continues another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumes: Option<WatchId>,
     /// In arrival order.

@@ -1,4 +1,5 @@
-//! A history as JSON lines: one operation or watch a line, in any order, so that files of clients can be joined.
+//! A history as JSON lines. Each line is one operation or one watch. The order of lines does not matter, so the files
+//! of several clients can be concatenated.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,13 +9,11 @@ use crate::history::{History, Operation, Watch};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
-    /// An operation.
     Operation(Operation),
-    /// A watch.
     Watch(Watch),
 }
 
-/// A line that cannot be read or written.
+/// A line that cannot be parsed or written.
 #[derive(Debug, thiserror::Error)]
 #[error("line {number} of the history: {source}")]
 pub struct LineError {
@@ -23,7 +22,7 @@ pub struct LineError {
 }
 
 impl History {
-    /// Every operation and watch as one line of JSON.
+    /// All operations, then all watches.
     pub fn to_json_lines(&self) -> Result<String, LineError> {
         let operations = self.operations.iter().cloned().map(Line::Operation);
         let watches = self.watches.iter().cloned().map(Line::Watch);
@@ -37,7 +36,7 @@ impl History {
         Ok(text)
     }
 
-    /// Reads what `to_json_lines` wrote; empty lines are skipped.
+    /// Parses the output of `to_json_lines`. Skips empty lines.
     pub fn from_json_lines(text: &str) -> Result<Self, LineError> {
         let mut history = Self::default();
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

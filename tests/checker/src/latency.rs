@@ -1,6 +1,8 @@
-//! Optional: nothing later than a bound. A history cannot show why, but it can show that writes or lists waited (B6:
-//! slow watchers delay puts; B7, B10: a long operation stops the process), and that an event came late: a kube-apiserver
-//! whose watch is 3 s behind reads from the store instead of its cache (R17).
+//! Optional: no answer and no event comes later than a bound.
+//!
+//! A history cannot show why something was late, but it can show that writes or lists waited. Slow watchers can delay
+//! puts (B6), and a long operation can stop a process (B7, B10). A late event matters too: a kube-apiserver whose watch
+//! is 3 s behind reads from the store instead of from its cache (R17).
 
 use std::collections::HashMap;
 
@@ -11,8 +13,8 @@ use crate::log::Source;
 use crate::report::{Check, Report};
 use crate::watch::{Context, WatchView, line};
 
-/// Compares every acknowledged operation, and every event of a watch that was there when its write was acknowledged,
-/// with the bound.
+/// Compares every answered operation with the bound, and every event whose write was acknowledged after its watch
+/// was created.
 pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     let Some(Nanos(bound)) = context.config.latency_max else { return };
     for operation in &context.history.operations {
@@ -20,7 +22,8 @@ pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
         if operation.outcome == Outcome::Unknown || took <= bound {
             continue;
         }
-        // A compaction may wait: it passes no pin of a list that is being read (R5), also of a reader that died.
+        // A compaction has no domain and is exempt. It waits for the pin of a list that is under way, even if the
+        // reader of that list died (R5).
         let mut domains = touched(&operation.request).map(|key| context.config.domain(key)).peekable();
         if domains.peek().is_some() && !domains.any(|domain| exempt(context, &domain)) {
             let message = format!("{} took {} ms", operation.id, took / 1_000_000);
@@ -56,7 +59,7 @@ fn events(
             Source::Acknowledged(id) => acknowledged.get(id),
             _ => None,
         });
-        // What was written before the watch is history that it catches up with.
+        // An event that was written before the watch was created is history, which may be of any age.
         let Some(written) = written.filter(|written| **written >= created) else { continue };
         let late = item.at.0.saturating_sub(written.0);
         if late > bound {

@@ -1,17 +1,17 @@
-//! Checks recorded histories of etcd clients against the guarantees that etcd publishes and kindred keeps.
+//! Checks recorded histories of etcd clients against the guarantees that etcd publishes and kindred gives.
 //!
-//! Pure: no I/O, no clock, no random. Clients record a [`history::History`] (its module says how) against kindred
-//! or a stock etcd, [`check`] reads it and reports every violation with its evidence. A stored history (JSON
-//! lines) can be checked again at any time.
+//! Pure: no I/O, no clock, no random number. Clients record a [`history::History`] against kindred or a stock etcd;
+//! the module `history` says how. [`check`] reads the history and reports every violation with its evidence. A
+//! history that was stored as JSON lines can be checked again at any time.
 //!
-//! * `log`: the event log of every key, put together from acknowledged writes, reads and events;
-//! * `watch`: etcd's watch guarantees, a file each;
-//! * `compacted`: "compacted" is said only where something was compacted or lost;
-//! * `lists`: a read at R is the state at R;
-//! * `headers`: header revisions in real time;
-//! * `linearizability`: per key, one order explains every answer.
+//! * `log` reconstructs the event log of every key from acknowledged writes, reads and events.
+//! * `watch` checks etcd's watch guarantees, one file each.
+//! * `compacted` checks that "compacted" is answered only where something was compacted or lost.
+//! * `lists` checks that a read at R is the state at R.
+//! * `headers` checks that header revisions respect real time.
+//! * `linearizability` checks that, for each key, one order of the operations explains every answer.
 //!
-//! **Architecture Invariant:** revisions are compared within an order domain only and are never assumed dense.
+//! **Architecture Invariant:** revisions are compared only within an order domain and are never assumed to be dense.
 
 mod bytes;
 mod compacted;
@@ -35,7 +35,7 @@ pub use report::{Check, Counts, Report, Violation};
 use history::{History, Outcome};
 use watch::Context;
 
-/// Checks everything.
+/// Runs every check on the history.
 pub fn check(history: &History, config: &Config) -> Report {
     let mut report = Report::new(config.violations_per_check_max);
     let watches = watch::views(history);

@@ -1,9 +1,10 @@
-//! Per key linearizability: one order of the operations on a key, within real time, explains every answer.
+//! Linearizability of each key: one order of its operations, consistent with real time, explains every answer.
 //!
 //! The search is Wing and Gong's with Lowe's memoisation. An operation with unknown outcome may take effect at any
-//! later time or never. Revisions are constraints: an acknowledged write lands exactly at its header's revision,
-//! revisions of a key increase, and a header at R covers everything of the key at or below R; so most histories
-//! are decided without going back. Memory is bounded by `Config::search_states_max`; beyond it a key is undecided.
+//! later time or never. Revisions constrain the order. An acknowledged write takes effect exactly at its header's
+//! revision, the revisions of a key increase, and a header at R covers every write of the key at or below R. So most
+//! histories are decided without backtracking. `Config::search_states_max` bounds the memory. A key that needs more
+//! is undecided.
 
 mod model;
 mod project;
@@ -14,7 +15,7 @@ use crate::report::{Check, Report};
 use crate::watch::Context;
 use search::Verdict;
 
-/// Searches an order for every key.
+/// Searches for an order for every key.
 pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     let states_max = context.config.search_states_max;
     for (key, history) in project::project(context) {

@@ -1,9 +1,9 @@
 //! A read at revision R is exactly the state at R.
 //!
-//! A list without revision is compared with the state at its header's revision: a key missing there is a hole in
-//! list-then-watch (A3); a list at a revision with the state at that revision (A4, pages included); a Txn's ranges
-//! likewise (B11). With `reliable` this is "list + watch from R+1 misses nothing". `count` and `more` are of the
-//! whole range, whatever the limit (A10).
+//! A list without a revision is compared with the state at its header's revision: a client that lists and then watches
+//! would never see a key that is missing there (A3). A list at a revision is compared with the state at that revision,
+//! also when it is read in pages (A4). So are the ranges of a Txn (B11). Together with `reliable` this proves that a
+//! list at R and a watch from R+1 miss nothing. `count` and `more` are about the whole range, whatever the limit (A10).
 
 use crate::bytes::Key;
 use crate::effects::{self, ReadView};
@@ -47,11 +47,11 @@ fn compare(context: &Context<'_>, operation: &Operation, view: &ReadView<'_>, re
     }
 }
 
-/// The state of the range.
+/// The state of a range at one revision, as far as the log knows it.
 struct Expected<'a> {
     present: Vec<(&'a Key, &'a Entry)>,
     uncertain: Vec<&'a Key>,
-    /// Nothing is known of keys without evidence.
+    /// There may be keys of which the log has no evidence.
     open: bool,
 }
 

@@ -1,9 +1,9 @@
-//! The event log of every key, put together from all evidence: acknowledged writes, reads, and events.
+//! The event log of every key, reconstructed from all evidence: acknowledged writes, reads and events.
 //!
-//! Invariants: a chain is sorted by revision, one entry a revision; an entry says what *some* client was shown or
-//! was acknowledged. Where something unseen may have happened between two entries (a write with unknown outcome,
-//! an expired lease, writers that were not recorded) the state is `Uncertain` and no check relies on it, unless a
-//! watch that covers the interval says that nothing happened.
+//! Invariants: a chain is sorted by revision and has one entry for each. An entry is a write that was acknowledged to
+//! *some* client, or that some client saw. Between two entries something unseen may have happened: a write with
+//! unknown outcome, an expired lease, or a write that was not recorded. There the state is `Uncertain` and no check
+//! relies on it, unless a watch that covers the interval proves that nothing happened.
 
 mod collect;
 mod resolve;
@@ -17,13 +17,13 @@ use crate::history::{EventKind, History, KeyRange, KeyValue, LeaseId, OperationI
 use crate::report::Report;
 use crate::watch::WatchView;
 
-/// Where an entry is known from.
+/// The evidence for an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
     Acknowledged(OperationId),
     Read(OperationId),
     Event(WatchId),
-    /// The operation's outcome is unknown, but this is what it would have written.
+    /// The outcome of the operation is unknown, but the operation would have written this entry.
     Unknown(OperationId),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
     pub(crate) sources: Vec<Source>,
     /// Something unseen happened, or may have, between the entry before and this one.
     pub(crate) hole_before: bool,
-    /// In a gap (R10): shown once, then lost.
+    /// The revision lies in a gap (R10): a client saw it before a restart lost it.
     pub(crate) lost: bool,
 }
 
@@ -48,7 +48,8 @@ impl Entry {
         self.sources.iter().any(|source| matches!(source, Source::Acknowledged(_)))
     }
 
-    /// Whether a shown key-value is this version; what is not known of the entry is not compared.
+    /// Whether a key-value that a client received is this version. Fields of the entry that are not known are not
+    /// compared.
     pub(crate) fn shows(&self, kv: &KeyValue) -> bool {
         self.kind == EventKind::Put
             && self.revision == kv.modified
@@ -72,12 +73,12 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// All writes of one key.
+/// All known writes of one key.
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) domain: Domain,
     pub(crate) entries: Vec<Entry>,
-    /// Writes with unknown outcome to this key that were not seen: they may have run unseen, or run yet.
+    /// The number of writes to this key that may have run without leaving evidence, or may still run.
     unseen: usize,
 }
 
@@ -89,7 +90,7 @@ pub(crate) enum State<'a> {
     Uncertain,
 }
 
-/// An interval of revisions of which a watch without filters showed everything.
+/// An interval of revisions of which a watch without filters delivered every event.
 #[derive(Debug)]
 struct Covered {
     range: KeyRange,
@@ -97,12 +98,11 @@ struct Covered {
     to: Revision,
 }
 
-/// The reconstructed log.
 #[derive(Debug)]
 pub(crate) struct Log {
     pub(crate) chains: BTreeMap<Key, Chain>,
     covered: Vec<Covered>,
-    /// Unknown operations whose write was seen, and at which revision.
+    /// The operations with unknown outcome whose write was seen, and the revision of that write.
     pub(crate) visible: BTreeMap<OperationId, Revision>,
     starts_empty: bool,
     closed_world: bool,
@@ -110,7 +110,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Collects the evidence, reports contradictions in it, and works out versions and holes.
+    /// Collects the evidence, reports contradictions in it, and derives versions and holes.
     pub(crate) fn build(
         history: &History,
         watches: &[WatchView<'_>],
@@ -136,7 +136,7 @@ impl Log {
         log
     }
 
-    /// Keys in a range, with their chains.
+    /// The known keys in a range, with their chains.
     pub(crate) fn range<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = (&'a Key, &'a Chain)> {
         let upper = match range.end.as_bytes() {
             [] => std::ops::Bound::Included(range.key.clone()),
@@ -149,7 +149,7 @@ impl Log {
             .filter(|(key, _)| range.contains(key))
     }
 
-    /// Domains that a range touches.
+    /// The domain of the range's first key, and those of all known keys in the range.
     pub(crate) fn domains(&self, range: &KeyRange, config: &Config) -> BTreeSet<Domain> {
         let mut domains: BTreeSet<Domain> =
             self.range(range).map(|(_, chain)| chain.domain.clone()).collect();
@@ -201,12 +201,12 @@ impl Log {
         chain.unseen > 0 || leased || !self.closed_world || (last.is_none() && !self.starts_empty)
     }
 
-    /// Whether one watch showed everything of the key in `(since, to]`.
+    /// Whether one watch delivered every event of the key in `(since, to]`.
     pub(crate) fn is_covered(&self, key: &Key, since: Revision, to: Revision) -> bool {
         self.covered.iter().any(|c| c.from <= since.next() && c.to >= to && c.range.contains(key))
     }
 
-    /// Events of a range in `[from, to]`, in order of revision.
+    /// The events of a range in `[from, to]`, in order of revision, without lost ones.
     pub(crate) fn events<'a>(
         &'a self,
         range: &'a KeyRange,

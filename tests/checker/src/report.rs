@@ -1,4 +1,4 @@
-//! What was checked, and every violation with its evidence.
+//! The result of a check: how much was checked, and every violation with its evidence.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// The guarantee that a violation breaks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Check {
-    /// The evidence contradicts itself: two contents for one revision of a key, versions that do not follow.
+    /// The evidence does not contradict itself. A revision of a key has one content, and versions follow each other.
     Log,
-    /// Events in revision order.
+    /// Events come in revision order.
     Ordered,
-    /// No event twice.
+    /// No event comes twice.
     Unique,
     /// A revision is not split over responses.
     Atomic,
@@ -20,76 +20,71 @@ pub enum Check {
     Reliable,
     /// A watch from N delivers what happened at or after N, and only that.
     Resumable,
-    /// What is refused or canceled as compacted was compacted, or lost in a restart.
+    /// What is refused or canceled as compacted was compacted, or was lost in a restart.
     Compacted,
-    /// Nothing at or below a progress revision comes later.
+    /// No event at or below a progress revision comes after that progress.
     Bookmarkable,
-    /// The version before, and its revisions.
+    /// `prev_kv` is the previous version with its revisions.
     PrevKv,
-    /// Only what was asked for.
+    /// A watch delivers only events that pass its range and its filters.
     Filter,
     /// `create_revision == mod_revision` means created.
     IsCreate,
     /// A read at R is the state at R.
     List,
-    /// Header revisions: never back, never below an acknowledged write.
+    /// A header never goes back and is never below an acknowledged write.
     Header,
-    /// Per key, one order explains every answer.
+    /// For each key, one order explains every answer.
     Linearizable,
-    /// Slower than the configured bound.
+    /// Nothing takes longer than the configured bound.
     Latency,
 }
 
 /// One broken guarantee.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Violation {
-    /// Which guarantee.
     pub check: Check,
-    /// What is wrong, in one line.
+    /// One line.
     pub message: String,
-    /// What shows it, in reading order.
+    /// The operations, entries and responses that prove the violation, in reading order.
     pub evidence: Vec<String>,
 }
 
-/// How much was checked: a report without violations means little if these are small.
+/// How much was checked. A report without violations means little if these numbers are small.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// Operations in the history.
     pub operations: usize,
-    /// Of these, with an unknown outcome.
+    /// Operations with unknown outcome.
     pub unknown: usize,
-    /// Of the unknown, seen to have run by what they wrote.
+    /// Operations with unknown outcome that certainly ran, because a client saw what they wrote.
     pub unknown_visible: usize,
-    /// Keys with at least one operation or event.
+    /// Keys with at least one write or event.
     pub keys: usize,
     /// Events in the reconstructed log.
     pub log_events: usize,
-    /// Watches.
     pub watches: usize,
     /// Events that watches received.
     pub events: usize,
-    /// Progress notifications received.
+    /// Progress notifications that watches received.
     pub progress: usize,
     /// Watches that continue another.
     pub resumes: usize,
     /// Reads compared with the log.
     pub reads: usize,
-    /// Keys of such reads left out because an unseen write may have changed them.
+    /// Keys that were left out of these comparisons because an unseen write may have changed them.
     pub reads_uncertain: usize,
     /// Keys whose operations were found linearizable.
     pub keys_linearizable: usize,
-    /// Keys left undecided because the search hit its bound, or because of a gap.
+    /// Keys that are undecided because the search hit its bound, or because a gap lost some of their writes.
     pub keys_undecided: usize,
 }
 
-/// The result of `check`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// How much was checked.
     pub counts: Counts,
-    /// Everything that is wrong, up to the configured number per check.
+    /// At most the configured number for each check.
     pub violations: Vec<Violation>,
-    /// Violations found beyond that number.
+    /// The number of violations beyond that, for each check.
     pub suppressed: BTreeMap<Check, usize>,
     per_check: BTreeMap<Check, usize>,
     limit_per_check: usize,
@@ -110,17 +105,17 @@ impl Report {
         self.violations.push(Violation { check, message, evidence });
     }
 
-    /// Whether nothing is wrong.
+    /// Whether there is no violation.
     pub fn is_clean(&self) -> bool {
         self.violations.is_empty()
     }
 
-    /// Whether this check found something.
+    /// Whether there is a violation of this check.
     pub fn has(&self, check: Check) -> bool {
         self.per_check.contains_key(&check)
     }
 
-    /// The checks that found something.
+    /// The checks that have a violation.
     pub fn checks(&self) -> Vec<Check> {
         self.per_check.keys().copied().collect()
     }

@@ -1,6 +1,6 @@
 //! etcd's watch guarantees, one file each.
 //!
-//! The texts quoted are etcd's "API guarantees" page; R6, R7, R8 are rules of kindred's design.
+//! The quotations are from etcd's "API guarantees" page.
 
 pub(crate) mod atomic;
 pub(crate) mod bookmarkable;
@@ -20,7 +20,7 @@ use crate::history::{Event, EventKind, History};
 use crate::log::{Entry, Log};
 use crate::report::Report;
 
-/// What every check sees.
+/// The input of every check.
 #[derive(Debug)]
 pub(crate) struct Context<'a> {
     pub(crate) history: &'a History,
@@ -29,7 +29,6 @@ pub(crate) struct Context<'a> {
     pub(crate) config: &'a Config,
 }
 
-/// All watch guarantees.
 pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     ordered::check(context, report);
     unique::check(context, report);
@@ -50,7 +49,7 @@ pub(crate) fn wants(view: &WatchView<'_>, kind: EventKind) -> bool {
     }
 }
 
-/// Events of the log that the watch must have delivered, in order of revision.
+/// The events of the log that the watch must have delivered, in order of revision.
 pub(crate) fn expected<'a>(
     context: &Context<'a>,
     view: &WatchView<'a>,
@@ -61,7 +60,7 @@ pub(crate) fn expected<'a>(
     events
 }
 
-/// One line about an event for the evidence.
+/// Describes an event for the evidence, in one line.
 pub(crate) fn line(view: &WatchView<'_>, event: &Event, sequence: u64) -> String {
     format!("{} response {sequence}: {event:?}", view.watch.id)
 }

@@ -1,4 +1,5 @@
-//! Published failures of etcd and its relatives, as mutations of correct histories: which check catches each.
+//! Published failures of etcd and similar systems, as mutations of correct histories. Each test names the check that
+//! catches the failure.
 
 mod support;
 
@@ -18,7 +19,7 @@ fn pitfall_a2_two_creates_win() {
     both(|mut world| {
         world.create(0, A, "a1");
         let second = world.create(1, A, "a2");
-        // At the same time, too.
+        // The two creates overlap in time.
         world.history.operations[second].call = world.history.operations[0].call;
         world.history.operations[second].outcome =
             Outcome::Written { header: Revision(world.header(0).0 + 1) };
@@ -94,7 +95,7 @@ fn pitfall_a5_history_in_key_order_overlapping_live_events() {
     });
 }
 
-/// A progress answer that overtakes an event that it covers.
+/// A progress response overtakes an event that it covers.
 fn progress_overtakes(mut world: World, manual: bool) {
     let watch = world.watch(1, 1, PODS, from(1));
     world.put(0, A, "a1");
@@ -118,7 +119,7 @@ fn pitfall_a7_periodic_progress_overtakes_events() {
 #[test]
 fn pitfall_b1_15220_progress_is_not_synchronised_with_the_stream() {
     both(|world| progress_overtakes(world, true));
-    // The event that the progress covered never comes, and the client resumes after the progress.
+    // The event that the progress covers never comes, and the client resumes after the progress.
     both(|mut world| {
         let watch = world.watch(1, 1, PODS, from(1));
         world.put(0, A, "a1");
@@ -147,7 +148,7 @@ fn pitfall_b2_15271_watch_travels_back_in_time_after_a_reconnect() {
         world.deliver(next);
         assert_caught(&world, Check::Ordered, &[Check::Unique, Check::Resumable]);
     });
-    // A watch without start, continued on a member that is behind: what is older than `created` comes.
+    // A watch without a start continues on a member that is behind, and delivers events older than `created`.
     both(|mut world| {
         world.put(0, A, "a1");
         let watch = world.watch(1, 1, PODS, WatchOptions::default());
@@ -173,7 +174,7 @@ fn pitfall_b3_17529_events_lost_on_a_starved_stream() {
 
 #[test]
 fn pitfall_b4_18089_event_dropped_when_compacting_a_delete() {
-    // Also #19179: the watch is opened at the very revision of the compaction.
+    // Also #19179: the watch is opened at the revision of the compaction.
     both(|mut world| {
         world.put(0, A, "a1");
         let deleted = world.delete(0, A);
@@ -189,7 +190,7 @@ fn pitfall_b4_18089_event_dropped_when_compacting_a_delete() {
 
 #[test]
 fn pitfall_b5_16028_restore_takes_revisions_back() {
-    // kubernetes#118501: what is written after the restore hides below what clients have already seen.
+    // kubernetes#118501: writes after the restore get revisions below those that clients have already seen.
     both(|mut world| {
         let watch = world.watch(1, 1, PODS, from(1));
         world.put(0, A, "a1");
@@ -247,7 +248,7 @@ fn r17_an_event_that_comes_late_is_caught_but_of_a_kind_that_was_struck() {
     let after = world.watch(1, 2, PODS, from(1));
     world.now += 2 * second;
     let config = Config { latency_max: Some(Nanos(second)), ..world.flavour.config() };
-    // History that a watch catches up with is as old as it is.
+    // A watch that catches up with history delivers old events, which are not late.
     world.deliver(after);
     assert!(check(&world.history, &config).is_clean());
     world.deliver(before);
@@ -309,7 +310,7 @@ fn pitfall_20221_a_watch_on_a_future_revision_gets_old_events_or_promises() {
 
 #[test]
 fn pitfall_c1_a_list_at_a_revision_answers_with_that_revision_in_the_header() {
-    // kine#577: a later read of this client shows that the header had been behind; here the read itself is current.
+    // kine#577: a header below a write that was acknowledged before the read, although the read itself is current.
     both(|mut world| {
         let old = world.put(0, A, "a1");
         world.put(0, A, "a2");
@@ -324,7 +325,7 @@ fn pitfall_c1_a_list_at_a_revision_answers_with_that_revision_in_the_header() {
 
 #[test]
 fn pitfall_c9_e6_an_event_below_a_published_watermark() {
-    // Ant Group: a new server for the range counts below what clients have cached; tiflow#3075.
+    // Ant Group: a new server for the range assigns revisions below those that clients have cached. Also tiflow#3075.
     both(|mut world| {
         let watch = world.watch(1, 1, PODS, from(1));
         world.put(0, A, "a1");

@@ -1,4 +1,4 @@
-//! Lists, headers and linearizability: the checks fail when they should.
+//! The checks of lists, headers and linearizability fail when they should.
 
 mod support;
 
@@ -22,7 +22,7 @@ fn set_header(world: &mut World, index: usize, to: Revision) {
     }
 }
 
-/// Three pods, and a list of all; the index of the list.
+/// A world with three pods and a list of all, and the index of the list.
 fn listed() -> (World, usize) {
     let mut world = World::new(Flavour::Kindred);
     let a = world.put(0, A, "a1");
@@ -111,7 +111,7 @@ fn a_list_below_an_acknowledged_write_is_stale() {
 
 #[test]
 fn a_write_at_or_below_a_list_before_it() {
-    // A hole in list-then-watch made after the list: the watch from R+1 never shows it.
+    // A write after a list at R gets a revision at or below R, so a watch from R+1 never delivers it.
     let (mut world, list) = listed();
     let last = world.put(0, "/registry/pods/z", "z1");
     set_header(&mut world, list, last);
@@ -129,7 +129,7 @@ fn one_client_is_never_shown_less() {
     set_header(&mut world, second, old);
     assert!(old < world.header(first));
     assert_caught(&world, Check::Header, &[Check::Linearizable]);
-    // Another client may be, through another router, of a key that did not change.
+    // Another client, at another router, may get a lower header for a key that did not change.
     let mut world = World::new(Flavour::Kindred);
     world.put(0, A, "a1");
     world.put(0, "/registry/pods/b", "b1");
@@ -263,7 +263,7 @@ fn an_unknown_write_may_land_late_or_never_but_once() {
     world.put(0, A, "a2");
     world.get(2, A);
     world.assert_clean();
-    // It cannot come back after the write that replaced it.
+    // The value of the unknown write cannot come back after another write replaced it.
     let seen = world.history.operations[4].outcome.clone();
     world.get(2, A);
     let header = world.store.current(&PODS.into());
@@ -280,7 +280,7 @@ fn overlapping_operations_may_take_either_order() {
     let old = world.get(1, A);
     world.put(2, A, "a2");
     world.get(1, A);
-    // The write spans both reads: one shows the old value, one the new.
+    // The write overlaps both reads. One shows the old value, the other the new one.
     world.history.operations[2].call = world.history.operations[old].call;
     world.history.operations[2].returned = Nanos(world.now + 10);
     world.assert_clean();
@@ -304,7 +304,7 @@ fn an_expired_lease_deletes() {
 
 #[test]
 fn what_an_unclean_restart_lost_is_not_required() {
-    // R10: revisions in the gap were shown once and are gone.
+    // R10: clients saw the revisions in the gap before the restart lost them.
     let mut world = World::new(Flavour::Kindred);
     let watch = world.watch(1, 1, PODS, from(1));
     let durable = world.put(0, A, "a1");

@@ -1,4 +1,4 @@
-//! Correct histories pass, and are really looked at.
+//! Correct histories pass, and the checks really examine them.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn a_stored_history_gives_the_same_report() {
     assert!(History::from_json_lines("{}").unwrap_err().to_string().starts_with("line 1"));
 }
 
-/// Wider spans of time only allow more, so a correct history stays correct when operations overlap.
+/// Longer operations allow more orders, so a correct history stays correct when its operations overlap.
 #[test]
 fn correct_histories_pass_when_operations_overlap() {
     for flavour in [Flavour::Etcd, Flavour::Kindred] {
@@ -54,7 +54,7 @@ fn correct_histories_pass_when_operations_overlap() {
     }
 }
 
-/// Any response with events taken out of any watch is missed: every watch ends with a promise or is continued.
+/// Every watch ends with a promise or is continued, so the loss of any response with events is caught.
 #[test]
 fn any_lost_response_is_caught() {
     for flavour in [Flavour::Etcd, Flavour::Kindred] {
@@ -81,7 +81,8 @@ fn a_long_history_is_checked_in_reasonable_time() {
     assert_eq!(report.counts.keys_undecided, 0, "{report}");
 }
 
-/// A Txn whose answer was lost has run if one of its keys shows it, also on the key that nobody read before the next write.
+/// A Txn whose answer was lost ran on all its keys if a read of one key shows its write. So it also ran on the key that
+/// nobody read before the next write.
 #[test]
 fn a_lost_txn_seen_on_one_key_explains_what_was_not_seen_on_another() {
     let (one, other) = ("/registry/pods/a", "/registry/pods/b");
@@ -94,14 +95,14 @@ fn a_lost_txn_seen_on_one_key_explains_what_was_not_seen_on_another() {
         let compares = vec![Compare::Version(one.into(), 1)];
         world.run_unknown(1, Request::Txn { compares, success, failure: Vec::new() }, true);
         world.get(0, one);
-        // Its version is one more than that of the lost write.
+        // The version of this write is one above that of the lost write.
         world.put(0, other, "3");
         world.get(0, other);
         world.assert_clean();
     }
 }
 
-/// The header of a DeleteRange over several stores is the highest revision at which it deleted something.
+/// The header of a DeleteRange over several stores is the highest revision at which it deleted a key.
 #[test]
 fn a_delete_range_over_stores_deletes_at_several_revisions() {
     for previous_asked_for in [true, false] {
@@ -116,7 +117,7 @@ fn a_delete_range_over_stores_deletes_at_several_revisions() {
         world.deliver(watch);
         world.create(1, "/registry/pods/b", "3");
         world.list(1, "/registry/pods/");
-        // The two deletes were one request.
+        // One DeleteRange replaces the two recorded deletes.
         let deletes = |operation: &Operation| matches!(operation.request, Request::Delete { .. });
         let called = world.history.operations.iter().find(|operation| deletes(operation)).unwrap().call;
         world.history.operations.retain(|operation| !deletes(operation));

@@ -1,4 +1,4 @@
-//! Each watch check fails when it should: a correct history, broken in one place.
+//! Each watch check fails when it should. Each test breaks a correct history in one place.
 
 mod support;
 
@@ -6,7 +6,7 @@ use kindred_checker::history::*;
 use kindred_checker::{Check, Config, Domain, Gap, check};
 use support::{Flavour, NODES, PODS, World, assert_caught, from};
 
-/// One watch over pods from the beginning, that saw puts of three keys, a delete and a transaction on two keys.
+/// One watch over pods from the beginning. It delivers puts of three keys, a delete, and a transaction on two keys.
 fn one_watch() -> World {
     let mut world = World::new(Flavour::Kindred);
     let watch = world.watch(1, 1, PODS, from(1));
@@ -74,7 +74,7 @@ fn a_split_revision_is_not_atomic() {
         }
         world.history.watches[0].responses.insert(split + 1, rest);
         world.renumber(0);
-        // Neither in two responses nor in fragments that nobody asked for.
+        // Neither two responses nor fragments without the option may split a revision.
         assert_caught(&world, Check::Atomic, &[]);
         world.history.watches[0].options.fragment = true;
         assert_eq!(world.check().is_clean(), fragment);
@@ -161,7 +161,7 @@ fn a_watch_is_canceled_as_compacted_only_below_a_compaction() {
         let mut world = one_watch();
         let last = world.history.watches[0].responses.last().unwrap().header;
         if let Some(above) = compacted {
-            // The watch needs the revision after its last progress: a compaction there takes nothing from it.
+            // The watch needs the revision after its last progress. A compaction there removes nothing that it needs.
             world.run(0, Request::Compact { revision: Revision(last.0 + above) });
         }
         world.respond(0, last, canceled.clone());
@@ -171,7 +171,7 @@ fn a_watch_is_canceled_as_compacted_only_below_a_compaction() {
             assert_caught(&world, Check::Compacted, &[]);
         }
     }
-    // One that is asked for later explains nothing.
+    // A compaction that is requested after the cancel does not explain it.
     let mut world = one_watch();
     let last = world.history.watches[0].responses.last().unwrap().header;
     world.respond(0, last, canceled);
@@ -230,7 +230,7 @@ fn a_manual_progress_speaks_for_every_watch_of_the_stream() {
     world.put(0, "/registry/pods/a", "a1");
     world.manual_progress(watches[0]);
     world.assert_clean();
-    // The second watch gets its event after the progress that was recorded with the first one.
+    // The second watch gets its event after the progress, which was recorded with the first watch.
     let sequence = world.history.watches[0].responses[2].sequence;
     world.history.watches[1].responses[1].sequence = sequence + 1;
     assert_caught(&world, Check::Bookmarkable, &[]);
@@ -325,7 +325,7 @@ fn filtered_kinds_and_foreign_keys() {
     world.history.watches[0].options.no_delete = true;
     assert_caught(&world, Check::Filter, &[]);
     let mut world = one_watch();
-    // B12: a watch on one key that gets what follows it.
+    // B12: a watch on one key delivers events of the keys after it.
     world.history.watches[0].range = KeyRange::one("/registry/pods/a".into());
     assert_caught(&world, Check::Filter, &[]);
 }
@@ -378,7 +378,7 @@ fn an_event_that_nobody_wrote() {
 
 #[test]
 fn a_write_that_failed_definitely_and_yet_ran() {
-    // R11: an error that hides an executed write.
+    // R11: an error hides an executed write.
     let mut world = one_watch();
     let index =
         world.history.operations.iter().position(|o| matches!(o.request, Request::Put { .. })).unwrap();
@@ -388,7 +388,7 @@ fn a_write_that_failed_definitely_and_yet_ran() {
 
 #[test]
 fn an_unknown_write_that_ran_twice() {
-    // R11: sent again after an answer was lost.
+    // R11: the write was sent again after its answer was lost.
     let mut world = World::new(Flavour::Etcd);
     let watch = world.watch(1, 1, PODS, from(1));
     let request = Request::Put { key: "/registry/pods/a".into(), value: "a1".into(), lease: LeaseId(0) };

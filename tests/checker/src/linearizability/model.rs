@@ -2,16 +2,16 @@
 
 use crate::history::Revision;
 
-/// A value, interned.
+/// An interned value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct ValueId(pub(super) u32);
 
 impl ValueId {
-    /// Any value that nobody was ever shown: one is as good as another.
+    /// Stands for every value that no client has seen, as no check can tell such values apart.
     pub(super) const UNSEEN: Self = Self(u32::MAX);
 }
 
-/// What a read showed.
+/// The result of a read that found the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Shown {
     pub(super) value: ValueId,
@@ -20,7 +20,7 @@ pub(super) struct Shown {
     pub(super) version: i64,
 }
 
-/// What is known of the key; `None` in a field is "not known".
+/// What is known of the key. `None` in a field means that the field is not known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Known {
     Any,
@@ -28,15 +28,15 @@ pub(super) enum Known {
     Present { value: ValueId, create: Option<Revision>, modified: Option<Revision>, version: Option<i64> },
 }
 
-/// State of the sequential object.
+/// The state of the sequential object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct State {
     pub(super) known: Known,
-    /// Everything of the key at or below this has happened.
+    /// Every write of the key at or below this revision has happened.
     pub(super) floor: Revision,
 }
 
-/// A compare, on this key.
+/// A compare with this key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Guard {
     Modified(Revision),
@@ -50,27 +50,27 @@ pub(super) enum Guard {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     Holds(Guard),
-    /// At least one does not hold.
+    /// At least one of the compares does not hold.
     Fails(Vec<Guard>),
     Read(Option<Shown>),
     Put(ValueId),
-    /// Whether there was a key, if the answer says.
+    /// Whether the key existed, if the answer says so.
     Delete(Option<bool>),
 }
 
-/// What an operation does if it takes effect.
+/// The effect that an operation has if it runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Action {
-    /// One of these happens: several only if the outcome is unknown.
+    /// One of these happens. There are several only if the outcome is unknown.
     pub(super) alternatives: Vec<Vec<Step>>,
-    /// Revision of the header, when it covers this key.
+    /// The revision of the header, if the header covers this key.
     pub(super) header: Option<Revision>,
-    /// Revision that it assigned, if it wrote.
+    /// The revision that the operation assigned, if it wrote.
     pub(super) revision: Option<Revision>,
 }
 
 impl State {
-    /// States after the action; none if it cannot happen here.
+    /// The possible states after the action. There is none if the action cannot happen in this state.
     pub(super) fn after<'a>(self, action: &'a Action) -> impl Iterator<Item = State> + 'a {
         action.alternatives.iter().filter_map(move |steps| self.run(steps, action))
     }
@@ -132,7 +132,7 @@ impl State {
 }
 
 impl Known {
-    /// The result of a compare, if it is known.
+    /// The result of a compare; none if it is not known.
     fn compare(self, guard: Guard) -> Option<bool> {
         let zero = Revision(0);
         match (self, guard) {

@@ -1,4 +1,4 @@
-//! From the history to the operations on each key.
+//! Projects the history onto the operations of each key.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use crate::history::{
 use crate::log::Source;
 use crate::watch::Context;
 
-/// The operations on each key, sorted by call.
+/// The operations on each key, sorted by call. Empty if some writers were not recorded.
 pub(super) fn project(context: &Context<'_>) -> BTreeMap<Key, KeyHistory> {
     let empty = context.config.starts_empty;
     let initial = State { known: if empty { Known::Absent } else { Known::Any }, floor: Revision(0) };
@@ -44,7 +44,7 @@ struct Projector<'c, 'a> {
     context: &'c Context<'a>,
     values: HashMap<Value, u32>,
     keys: BTreeMap<Key, Vec<KeyOp>>,
-    /// Values that some Txn compares with.
+    /// The values with which some Txn compares.
     compared: BTreeSet<Value>,
 }
 
@@ -54,7 +54,7 @@ impl Projector<'_, '_> {
         ValueId(*self.values.entry(value.clone()).or_insert(next))
     }
 
-    /// The value of a write; of unknown writes that nobody saw, one stands for all.
+    /// The value of a write. `ValueId::UNSEEN` stands for the values of all unknown writes that no client has seen.
     fn written(&mut self, operation: &Operation, key: &Key, value: &Value) -> ValueId {
         let chain = self.context.log.chains.get(key);
         let in_log = chain.is_some_and(|chain| chain.entries.iter().any(|entry| entry.value == *value));
@@ -180,7 +180,7 @@ impl Projector<'_, '_> {
         }
     }
 
-    /// Steps of a branch on one key. Reads after a write of the same Txn are not compared.
+    /// The steps of a branch that concern one key. A read after a write of the same Txn is not compared.
     fn branch(&mut self, key: &Key, ops: &[TxnOp], results: &[TxnResult]) -> Vec<Step> {
         let mut steps = Vec::new();
         let mut wrote = false;
@@ -217,7 +217,8 @@ impl Projector<'_, '_> {
     fn add_any(&mut self, operation: &Operation, key: &Key, alternatives: Vec<Vec<Step>>) {
         let header = operation.outcome.header();
         let unknown = header.is_none();
-        // The header of a DeleteRange over several stores is the highest of them: it covers no single key.
+        // The header of a DeleteRange over several stores is the highest of their revisions. It covers no single
+        // key.
         let split = matches!(operation.request, Request::DeleteRange { .. })
             && self.context.config.split_delete_ranges;
         let header = header.filter(|_| !split);
@@ -232,7 +233,8 @@ impl Projector<'_, '_> {
         self.keys.entry(key.clone()).or_default().push(op);
     }
 
-    /// A key with a lease may be deleted at any time; where an event says when, at that revision.
+    /// A key with a lease may be deleted at any time. If an event shows the expiry, the delete has the event's
+    /// revision.
     fn expiries(&mut self) {
         for (key, chain) in &self.context.log.chains {
             for (index, entry) in chain.entries.iter().enumerate().filter(|(_, entry)| entry.lease.0 != 0) {

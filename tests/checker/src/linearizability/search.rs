@@ -1,7 +1,8 @@
 //! Wing and Gong's search, depth first, with Lowe's memory of configurations already tried.
 //!
-//! A configuration is (which operations are in the order, state). Operations are sorted by call, so the set is
-//! `next` (all below are in the order, except the holes) and the holes: short, whatever the length of the history.
+//! A configuration is the set of the operations that are already in the order, and the state after them. Operations
+//! are sorted by call, so `next` and `holes` describe the set: every operation below `next` is in it, except the holes.
+//! This is short, whatever the length of the history.
 
 use std::collections::HashSet;
 
@@ -12,28 +13,27 @@ use crate::history::Nanos;
 #[derive(Clone, Debug)]
 pub(super) struct KeyOp {
     pub(super) call: Nanos,
-    /// None: it may take effect at any later time, or never.
+    /// None if the outcome is unknown: the operation may take effect at any later time, or never.
     pub(super) returned: Option<Nanos>,
     pub(super) action: Action,
     pub(super) line: String,
 }
 
-/// The operations on a key, sorted by call, and the state before them.
+/// The operations on a key, sorted by call, and the state before the first.
 #[derive(Clone, Debug)]
 pub(super) struct KeyHistory {
     pub(super) initial: State,
     pub(super) ops: Vec<KeyOp>,
 }
 
-/// What the search found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Linearizable,
-    /// No order; the longest that was found explains this many operations.
+    /// No order explains all operations. The longest one that was found explains this many.
     Impossible {
         explained: usize,
     },
-    /// The bound was hit.
+    /// The search hit its bound.
     Undecided,
 }
 
@@ -46,11 +46,11 @@ struct Configuration {
 
 struct Frame {
     configuration: Configuration,
-    /// Configurations one operation further, last first.
+    /// The configurations with one operation more. The last is tried first.
     further: Vec<Configuration>,
 }
 
-/// Searches for an order, remembering at most `states_max` configurations (those with many holes count for more).
+/// Searches for an order and remembers at most `states_max` configurations. One with many holes counts for more.
 pub(super) fn search(history: &KeyHistory, states_max: usize) -> Verdict {
     let start = Configuration { next: 0, holes: Vec::new(), state: history.initial };
     let mut tried: HashSet<Configuration> = HashSet::new();
@@ -77,13 +77,14 @@ pub(super) fn search(history: &KeyHistory, states_max: usize) -> Verdict {
     Verdict::Impossible { explained }
 }
 
-/// Complete when only operations with unknown outcome are left.
+/// The order is complete when only operations with unknown outcome are left.
 fn is_complete(history: &KeyHistory, configuration: &Configuration) -> bool {
     let left = configuration.holes.iter().copied().chain(configuration.next..history.ops.len());
     left.map(|index| &history.ops[index]).all(|op| op.returned.is_none())
 }
 
-/// An operation can come next if it was called before every other one left had returned.
+/// The configurations that can follow. An operation can come next if no other remaining operation had returned before
+/// it was called.
 fn frame(history: &KeyHistory, configuration: Configuration) -> Frame {
     let mut candidates: Vec<usize> = Vec::new();
     let mut first_return = Nanos(u64::MAX);
@@ -96,7 +97,7 @@ fn frame(history: &KeyHistory, configuration: Configuration) -> Frame {
         candidates.push(index);
     }
     candidates.retain(|index| history.ops[*index].call <= first_return);
-    // Of operations that may never happen and do the same, only the first is tried: they can stand for each other.
+    // Operations of unknown outcome that do the same are interchangeable, so only the first of them is tried.
     let mut kept: Vec<usize> = Vec::new();
     for index in candidates {
         let op = &history.ops[index];
@@ -109,7 +110,7 @@ fn frame(history: &KeyHistory, configuration: Configuration) -> Frame {
         }
     }
     let mut candidates = kept;
-    // Tried from the back: those with the lowest revision first, of unknown outcome last.
+    // The last candidate is tried first: the one with the lowest revision. Those of unknown outcome are tried last.
     candidates.sort_by_key(|index| {
         let op = &history.ops[*index];
         let revision = op.action.revision.or(op.action.header).unwrap_or(crate::history::Revision(i64::MAX));

@@ -1,8 +1,8 @@
-//! The shortest part of a failing history, so that a person can read it.
+//! Finds a short part of a failing history, so that a person can read it.
 //!
-//! Every cut only weakens what is demanded, so a part that cannot be explained proves that the whole cannot:
-//! operations not finished at the cut become unknown, the state before the first kept operation becomes "any",
-//! reads are left out. (A write is never left out.)
+//! Every reduction only weakens the constraints, so a part without an order proves that the whole has none. Operations
+//! that are not finished at the new end become unknown. The state before the first remaining operation becomes `Any`.
+//! Reads may be left out, but writes never.
 
 use super::model::{Known, State, Step};
 use super::search::{KeyHistory, KeyOp, Verdict, search};
@@ -11,7 +11,6 @@ use crate::history::{Nanos, Revision};
 const STATES_MAX: usize = 100_000;
 const READS_TRIED_MAX: usize = 400;
 
-/// The shortest part found.
 pub(super) fn shrink(history: &KeyHistory) -> KeyHistory {
     let shorter = cut_start(&cut_end(history));
     drop_reads(&shorter)
@@ -27,7 +26,7 @@ fn returns(history: &KeyHistory) -> Vec<Nanos> {
     times
 }
 
-/// The earliest moment at which it is already wrong.
+/// Ends the history at the earliest moment at which it already fails.
 fn cut_end(history: &KeyHistory) -> KeyHistory {
     let until = |time: Nanos| {
         let started = history.ops.iter().filter(|op| op.call <= time).cloned();
@@ -39,7 +38,7 @@ fn cut_end(history: &KeyHistory) -> KeyHistory {
     times.get(first).map_or_else(|| history.clone(), |time| until(*time))
 }
 
-/// The latest moment from which it is still wrong, whatever the state was then.
+/// Begins the history at the latest moment from which it still fails, whatever the state was at that moment.
 fn cut_start(history: &KeyHistory) -> KeyHistory {
     let from = |time: Nanos| {
         let ops = history.ops.iter().filter(|op| op.returned.is_none_or(|at| at >= time)).cloned().collect();

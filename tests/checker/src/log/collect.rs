@@ -1,4 +1,4 @@
-//! Evidence into chains: acknowledged writes first, then reads, then events.
+//! Puts the evidence into chains: acknowledged writes first, then reads, then events.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry as Slot;
@@ -50,7 +50,7 @@ pub(super) fn collect(
 
 struct Collector<'r> {
     chains: Chains,
-    /// The header of a DeleteRange says only up to where its keys were deleted.
+    /// The header of a DeleteRange is only an upper bound of the revisions at which it deleted keys.
     split: bool,
     report: &'r mut Report,
 }
@@ -80,7 +80,7 @@ impl Collector<'_> {
         }
     }
 
-    /// A key that was only asked for has a chain too, so that its absence is known.
+    /// Gives a chain also to a key that clients only tried to write, so that its absence is known.
     fn keys_of(&mut self, operation: &Operation) {
         for effect in effects::possible(&operation.request) {
             if let Effect::Put { key, .. } = effect {

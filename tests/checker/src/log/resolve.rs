@@ -1,4 +1,4 @@
-//! Who wrote each entry, which versions follow from which, and where something unseen may have happened.
+//! Derives which operation wrote each entry, the versions of the entries, and where something unseen may have happened.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,8 @@ pub(super) fn resolve(log: &mut Log, history: &History, config: &Config, report:
     }
     Attribution::new(history, config).run(log, report);
     for operation in history.operations.iter().filter(|o| o.outcome == Outcome::Unknown) {
-        // One that was seen has run, also on those of its keys on which nobody saw it before they were written again.
+        // If the write of an operation was seen on one key, the operation ran on all its keys. On the others it may
+        // have been overwritten before any client saw it.
         let ran = log.visible.get(&operation.id).copied();
         for effect in effects::possible(&operation.request) {
             for (_, chain) in log.chains.iter_mut().filter(|(key, _)| effect.touches(key)) {
@@ -35,7 +36,7 @@ pub(super) fn resolve(log: &mut Log, history: &History, config: &Config, report:
     }
 }
 
-/// A DeleteRange that did not return the old keys deleted what was there, if the number agrees.
+/// If the number of deleted keys agrees, a DeleteRange that did not return the old keys deleted all that existed.
 fn acknowledged_range_deletes(log: &mut Log, operation: &Operation, report: &mut Report) {
     let Some(header) = operation.outcome.header() else { return };
     let source = Source::Acknowledged(operation.id);
@@ -63,7 +64,7 @@ fn acknowledged_range_deletes(log: &mut Log, operation: &Operation, report: &mut
     }
 }
 
-/// Reports if more keys are known to be deleted than the answer says; how many are known.
+/// Reports a violation if more keys are known to be deleted than the answer says. Returns the number of known ones.
 fn more_deleted_than_said(operation: &Operation, deleted: i64, known: &[Key], report: &mut Report) -> i64 {
     let known_count = i64::try_from(known.len()).unwrap_or(i64::MAX);
     if known_count > deleted {
@@ -73,8 +74,8 @@ fn more_deleted_than_said(operation: &Operation, deleted: i64, known: &[Key], re
     known_count
 }
 
-/// A DeleteRange over several stores deleted each key at some revision up to its header: where no event says at
-/// which, something unseen happened to the key.
+/// A DeleteRange over several stores deleted each key at some revision at or below its header. If no event shows at
+/// which one, something unseen happened to the key.
 fn split_range_deletes(log: &mut Log, operation: &Operation, report: &mut Report) {
     let Some(header) = operation.outcome.header() else { return };
     for effect in effects::acknowledged(operation) {
@@ -84,7 +85,7 @@ fn split_range_deletes(log: &mut Log, operation: &Operation, report: &mut Report
         more_deleted_than_said(operation, deleted, &known, report);
         for (key, chain) in log.chains.iter_mut().filter(|(key, _)| range.contains(key)) {
             let was = previous.iter().find(|kv| kv.key == *key).map(|kv| kv.modified);
-            // The old keys are all there, or were not asked for.
+            // If the answer has old keys at all, it has all of them, so a key that is not among them was untouched.
             let untouched = was.is_none() && !previous.is_empty();
             let seen = was.is_some_and(|was| {
                 let next = chain.entries.iter().find(|entry| entry.revision > was);
@@ -102,7 +103,8 @@ fn with_entry(log: &mut Log, key: &Key, revision: Revision, change: impl FnOnce(
     }
 }
 
-/// Keys of the range seen deleted at this revision, and those that were there just before and have no entry at it.
+/// The keys of the range that were seen deleted at this revision, and those that existed just before it and have no
+/// entry at it.
 fn deleted_keys(log: &Log, range: &KeyRange, at: Revision) -> (Vec<Key>, Vec<Key>) {
     let (mut known, mut present) = (Vec::new(), Vec::new());
     for (key, chain) in log.range(range) {
@@ -119,7 +121,7 @@ fn deleted_keys(log: &Log, range: &KeyRange, at: Revision) -> (Vec<Key>, Vec<Key
     (known, present)
 }
 
-/// Finds for every entry that nobody was acknowledged the unknown operation that explains it.
+/// Finds, for every entry that was not acknowledged to a client, an operation with unknown outcome that explains it.
 struct Attribution<'h> {
     puts: BTreeMap<(Key, Value), Vec<OperationId>>,
     deletes: Vec<(OperationId, KeyRange)>,
@@ -203,7 +205,7 @@ impl<'h> Attribution<'h> {
             self.config.split_delete_ranges && several
         };
         let found = candidates.iter().copied().find(|id| free(id, visible) || split(id))?;
-        // Which one it was is certain only if there is no other, nor a lease.
+        // It is certain that this operation wrote the entry only if no other operation and no lease can explain it.
         if candidates.len() == 1 && !leased && !split(&found) {
             visible.insert(found, entry.revision);
         }
@@ -250,7 +252,8 @@ fn versions(log: &mut Log, key: &Key, report: &mut Report) {
     log.chains.insert(key.clone(), chain);
 }
 
-/// Works out version and create revision of an entry from the one before, and whether something may lie between.
+/// Derives version and create revision of an entry from the entry before it, and whether something unseen may lie
+/// between them. Returns what contradicts the entry before.
 fn follow(
     log: &Log,
     key: &Key,
@@ -301,7 +304,7 @@ fn follow(
     }
 }
 
-/// Whether a gap lies between: what was lost may have been anything.
+/// Whether a gap lies between the two entries. The writes that it lost are not known.
 fn had_gap(log: &Log, domain: &Domain, before: Option<&Entry>, revision: Revision) -> bool {
     let since = before.map_or(Revision(0), |before| before.revision);
     log.gaps.iter().any(|gap| gap.domain == *domain && gap.restart <= revision && gap.restart > since)

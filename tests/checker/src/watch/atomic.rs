@@ -1,6 +1,6 @@
 //! etcd: "Atomic - a list of events is guaranteed to encompass complete revisions; updates in the same revision
-//! over multiple keys will not be split over several lists of events". Fragments of one response count as one, and
-//! are sent only to who asked for them.
+//! over multiple keys will not be split over several lists of events". Fragments of one response count as one list.
+//! Only a watch that asked for fragments may get them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// In which response each revision came; a second one is a violation.
+/// The response that delivered each revision. A second response with the same revision is a violation.
 fn groups(
     context: &Context<'_>,
     view: &WatchView<'_>,

@@ -1,7 +1,8 @@
 //! etcd: "Bookmarkable - progress notification events guarantee that all events up to a revision have been already
-//! delivered". R7: a progress revision is at or above every event sent on the stream, covered by every watch of the
-//! stream, never goes back, and for a manual request is at or above what was shown before the request. R8: a watch
-//! without start is created with header T and starts at T+1. (That a watch from R+1 misses nothing is `reliable`.)
+//! delivered". R7: a progress revision is at or above every event sent on the stream, every watch of the stream covers
+//! it, and it never goes back. The answer to a manual request is at or above every write that was acknowledged before
+//! the request. R8: a watch without a start is created with header T and starts at T+1. `reliable` checks that a watch
+//! from R+1 misses nothing.
 
 use super::{Context, ProgressItem, WatchView, line};
 use crate::effects;
@@ -17,7 +18,7 @@ pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Nothing at or below a promise comes after it; the header of `created` is one for a watch without start.
+/// No event at or below a promise comes after it. For a watch without a start, the header of `created` is a promise.
 fn events_after_promises(view: &WatchView<'_>, report: &mut Report) {
     let created = view.created.filter(|_| view.watch.options.start.is_none());
     let created = created.map(|created| (created.sequence, created.header, "created"));
@@ -77,7 +78,7 @@ fn promises_in_order(context: &Context<'_>, view: &WatchView<'_>, report: &mut R
     }
 }
 
-/// A manual progress is at or above every write in the watch's range acknowledged before it was asked for.
+/// A manual progress is at or above every write in the watch's range that was acknowledged before its request.
 fn fresh_when_asked(context: &Context<'_>, view: &WatchView<'_>, report: &mut Report) {
     let asked: Vec<(&ProgressItem, Nanos)> =
         view.progress.iter().filter_map(|progress| Some((progress, progress.requested?))).collect();

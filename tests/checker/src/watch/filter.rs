@@ -1,5 +1,5 @@
-//! etcd: "filters - filter out the events at server side before it sends back to the watcher"; and a watch delivers
-//! events of its own range only (B12: a permission on one key that covered every following key).
+//! etcd: "filters - filter out the events at server side before it sends back to the watcher". A watch also delivers
+//! only events of its own range (B12: a permission on one key covered every following key).
 
 use super::{Context, line, wants};
 use crate::report::{Check, Report};

@@ -1,5 +1,5 @@
-//! etcd's client: an event is a create if it is a PUT whose `create_revision == mod_revision`; then the version is 1.
-//! A DELETE has a key and a mod_revision and nothing else (A8: an empty value is a PUT all the same).
+//! etcd's client takes an event for a create if it is a PUT with `create_revision == mod_revision`. Its version is 1.
+//! A DELETE has a key and a mod_revision and nothing else. A PUT with an empty value is still a PUT (A8).
 
 use super::{Context, line};
 use crate::history::{EventKind, Revision};

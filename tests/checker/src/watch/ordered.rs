@@ -1,6 +1,6 @@
 //! etcd: "Ordered - events are ordered by revision; an event will never appear on a watch if it precedes an event
-//! in time that has already been posted". kindred: per order domain, through resumes too (R6: an event is emitted
-//! once every other store of the range has a watermark at or above it).
+//! in time that has already been posted". In kindred this holds within each order domain, and also over resumes. The
+//! router emits an event once every other store of the range has a watermark at or above it (R6).
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
         while let Some(index) = earlier.filter(|_| steps < context.watches.len()) {
             let before = &context.watches[index];
             for item in &before.events {
-                // A client may go back on purpose: what it asked for again is no disorder.
+                // A client may resume further back on purpose. Events that it requested again are not out of order.
                 let asked_again =
                     view.watch.options.start.is_some_and(|start| item.event.kv.modified >= start);
                 if !asked_again {

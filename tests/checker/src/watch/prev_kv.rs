@@ -1,6 +1,6 @@
 //! etcd: "prev_kv - if set, the previous key-value pair before the event happens"; "if compacted, nothing". So a
-//! MODIFY or DELETE carries the version just before, with its own revisions; a create carries none; who did not ask
-//! gets none. kindred never leaves it out: it cancels the watch as compacted instead.
+//! MODIFY or DELETE carries the previous version with its own revisions, and a create carries none. A watch that did
+//! not ask for it gets none. kindred never leaves it out, but cancels the watch as compacted.
 
 use super::{Context, EventItem, WatchView, line};
 use crate::history::{EventKind, Outcome, Request};
@@ -52,7 +52,7 @@ fn wrong(
     }
 }
 
-/// A compaction at or above the version before was asked for by the time of the event's arrival.
+/// Whether, before the event arrived, a client requested a compaction that may have removed the previous version.
 fn may_be_compacted(context: &Context<'_>, item: &EventItem<'_>) -> bool {
     let before = item.event.kv.modified.previous();
     context.config.prev_kv_compactable

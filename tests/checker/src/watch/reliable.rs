@@ -1,6 +1,6 @@
 //! etcd: "Reliable - a sequence of events will never drop any subsequence of events within the available history
-//! window". Checked against the log: every write in the range between the start and the last revision that the
-//! watch covered (its last event, a progress notification, the point from which another watch continues it).
+//! window". A watch must have delivered every write of the log in its range, from its start to the last revision that
+//! it covers. That is the highest of its last event, its progress, and the point from which another watch continues it.
 
 use std::collections::BTreeSet;
 

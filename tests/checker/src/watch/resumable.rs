@@ -1,7 +1,7 @@
 //! etcd: "Resumable - a broken watch can be resumed by establishing a new watch starting after the last revision
 //! received in a watch event before the break, so long as the revision is in the history window". So a watch from
-//! N delivers what happened at or after N, from the first such event on, and nothing older; and it is refused as
-//! compacted only if N lies below the compaction.
+//! N begins with the first event at or after N and delivers nothing older. It is refused as compacted only if N lies
+//! below the compaction.
 
 use super::{Context, expected, line};
 use crate::report::{Check, Report};

@@ -1,5 +1,5 @@
-//! etcd: "Unique - an event will never appear on a watch twice". Through resumes too: a watch that continues
-//! another after an event does not show that event again.
+//! etcd: "Unique - an event will never appear on a watch twice". This also holds over resumes: a watch that continues
+//! another after an event does not deliver that event again.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A watch prepared for the checks: its events and promises in arrival order, where it starts, what it covers.
+//! Prepares a watch for the checks: its events and promises in arrival order, its start, and what it covers.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ pub(crate) struct EventItem<'a> {
     pub(crate) event: &'a Event,
     pub(crate) sequence: u64,
     pub(crate) at: Nanos,
-    /// Number of the response, fragments counted as one.
+    /// The number of the response among those with events. All fragments of a response have the same number.
     pub(crate) group: usize,
 }
 
-/// A progress notification that speaks for a watch.
+/// A progress notification that covers a watch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ProgressItem {
     pub(crate) revision: Revision,
@@ -24,38 +24,36 @@ pub(crate) struct ProgressItem {
     pub(crate) requested: Option<Nanos>,
 }
 
-/// A watch prepared for the checks.
 #[derive(Debug)]
 pub(crate) struct WatchView<'a> {
     pub(crate) watch: &'a Watch,
     pub(crate) created: Option<&'a WatchResponse>,
     pub(crate) events: Vec<EventItem<'a>>,
-    /// In order of `sequence`; those of the stream (manual) included.
+    /// In order of `sequence`. It includes the manual progress of the whole stream.
     pub(crate) progress: Vec<ProgressItem>,
     pub(crate) canceled: Option<(&'a WatchResponse, Revision)>,
-    /// First revision that it must deliver.
+    /// The first revision that the watch must deliver.
     pub(crate) start: Option<Revision>,
-    /// Last revision of which it delivered everything, or promised to have.
+    /// The last revision up to which the watch delivered everything, or promised to have done so.
     pub(crate) covered: Option<Revision>,
-    /// Index of the watch that this one continues.
+    /// The index of the watch that this one continues.
     pub(crate) resumes: Option<usize>,
-    /// Index of the watch that continues this one.
+    /// The index of the watch that continues this one.
     pub(crate) resumed_by: Option<usize>,
-    /// The server did not finish a fragmented response.
+    /// The last fragment of a response is missing.
     unfinished: bool,
-    /// For each event the index of the highest one up to it.
+    /// For each event, the index of the event with the highest revision up to it.
     highest: Vec<usize>,
 }
 
 impl<'a> WatchView<'a> {
-    /// The highest event that came in before this response of the stream.
+    /// The event with the highest revision that came in before this response of the stream.
     pub(crate) fn highest_before(&self, sequence: u64) -> Option<&EventItem<'a>> {
         let count = self.events.partition_point(|item| item.sequence < sequence);
         Some(&self.events[self.highest[count.checked_sub(1)?]])
     }
 }
 
-/// Prepares all watches.
 pub(crate) fn views(history: &History) -> Vec<WatchView<'_>> {
     let mut views: Vec<WatchView<'_>> = history.watches.iter().map(view).collect();
     share_manual_progress(&mut views);
@@ -131,7 +129,7 @@ fn view(watch: &Watch) -> WatchView<'_> {
     view
 }
 
-/// A manual progress (watch id -1) speaks for every watch of the stream that exists when it comes in.
+/// A manual progress (watch id -1) covers every watch of the stream that exists when it comes in.
 fn share_manual_progress(views: &mut [WatchView<'_>]) {
     let mut manual: BTreeMap<StreamId, Vec<ProgressItem>> = BTreeMap::new();
     for view in views.iter() {

@@ -1,5 +1,5 @@
-//! A small correct MVCC with clients and watches, driven by a seed: histories that must pass every check, and that
-//! the tests then break on purpose.
+//! A small correct MVCC store with clients and watches, driven by a seed. Its histories pass every check, and the tests
+//! then break them on purpose.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod store;
@@ -11,7 +11,7 @@ use store::Store;
 pub const PODS: &str = "/registry/pods/";
 pub const NODES: &str = "/registry/minions/";
 
-/// A small generator of pseudo-random numbers.
+/// A small pseudo-random number generator.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -24,9 +24,9 @@ impl Rng {
 /// How revisions are assigned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// One counter: 1, 2, 3 …
+    /// One counter counts 1, 2, 3 …
     Etcd,
-    /// Sparse, and each Kind has its own order.
+    /// Revisions are sparse, and each Kind has its own.
     Kindred,
 }
 
@@ -39,7 +39,7 @@ impl Flavour {
     }
 }
 
-/// A recorder over the store: every call writes the history that a correct server would cause.
+/// A recorder over the store. Every call adds to the history what a correct server would have caused.
 pub struct World {
     pub store: Store,
     pub history: History,
@@ -59,14 +59,14 @@ impl World {
         Nanos(self.now)
     }
 
-    /// Runs a request and records it; the index of the operation.
+    /// Runs a request and records it. Returns the index of the operation.
     pub fn run(&mut self, client: u32, request: Request) -> usize {
         let call = self.tick();
         let outcome = self.store.run(&request);
         self.record(client, call, request, outcome)
     }
 
-    /// Runs a request or not, and records that nobody knows.
+    /// Runs the request only if `runs`, and records an unknown outcome.
     pub fn run_unknown(&mut self, client: u32, request: Request, runs: bool) -> usize {
         let call = self.tick();
         if runs {
@@ -121,7 +121,7 @@ impl World {
         self.history.operations[index].outcome.header().expect("an answer")
     }
 
-    /// Opens a watch that is answered at once; its index.
+    /// Opens a watch that is created at once. Returns its index.
     pub fn watch(&mut self, client: u32, stream: u64, prefix: &str, options: WatchOptions) -> usize {
         let call = self.tick();
         let id = WatchId(self.history.watches.len() as u64);
@@ -143,7 +143,7 @@ impl World {
         self.history.watches[watch].responses.push(response);
     }
 
-    /// Delivers everything new, one response a revision.
+    /// Delivers everything new, with one response for each revision.
     pub fn deliver(&mut self, watch: usize) {
         let (range, options) =
             (self.history.watches[watch].range.clone(), self.history.watches[watch].options.clone());
@@ -163,7 +163,7 @@ impl World {
         revision
     }
 
-    /// Answers a manual progress request on the watch's stream (whose watches are all of one Kind).
+    /// Answers a manual progress request on the watch's stream. All watches of that stream must be of one Kind.
     pub fn manual_progress(&mut self, watch: usize) -> Revision {
         let stream = self.history.watches[watch].stream;
         let requested = Some(self.tick());
@@ -192,7 +192,6 @@ impl World {
         check(&self.history, &self.flavour.config())
     }
 
-    /// Passes, or shows why not.
     pub fn assert_clean(&self) {
         let report = self.check();
         assert!(report.is_clean(), "{report}");
@@ -206,7 +205,7 @@ impl World {
         }
     }
 
-    /// How many events the response of the first watch with this index has.
+    /// The number of events in this response of the first watch.
     pub fn event_count(&self, response: usize) -> usize {
         match &self.history.watches[0].responses[response].body {
             WatchBody::Events { events, .. } => events.len(),
@@ -214,7 +213,7 @@ impl World {
         }
     }
 
-    /// Indexes of the responses that carry events.
+    /// The indexes of the responses that carry events.
     pub fn with_events(&self, watch: usize) -> Vec<usize> {
         let responses = self.history.watches[watch].responses.iter().enumerate();
         responses
@@ -223,7 +222,7 @@ impl World {
             .collect()
     }
 
-    /// Numbers the responses of a watch again after their order was changed (one watch a stream).
+    /// Renumbers the responses of a watch after their order was changed. The watch must be the only one of its stream.
     pub fn renumber(&mut self, watch: usize) {
         let responses = &mut self.history.watches[watch].responses;
         let mut times: Vec<Nanos> = responses.iter().map(|response| response.at).collect();
@@ -234,12 +233,12 @@ impl World {
     }
 }
 
-/// From everything, with prev_kv.
+/// A watch from revision `start`, with prev_kv.
 pub fn from(start: i64) -> WatchOptions {
     WatchOptions { start: Some(Revision(start)), prev_kv: true, ..WatchOptions::default() }
 }
 
-/// The report has this check, and every check it has is expected.
+/// Asserts that this check has a violation, and that no check outside `by` and `also` has one.
 pub fn assert_caught(world: &World, by: Check, also: &[Check]) {
     let report = world.check();
     assert!(report.has(by), "{by:?} did not catch it:\n{report}");

@@ -1,4 +1,4 @@
-//! The store: every version of every key.
+//! A store that never forgets a version.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use kindred_checker::history::*;
 
 use super::{Flavour, NODES};
 
-/// Every version of every key; a deleted one has version 0.
 pub struct Store {
     flavour: Flavour,
+    /// A delete is a version with number 0.
     versions: BTreeMap<Key, Vec<KeyValue>>,
     current: BTreeMap<bool, Revision>,
-    /// Next revision to deliver, for each watch.
+    /// The next revision to deliver, for each watch.
     pub cursors: Vec<Revision>,
 }
 
@@ -44,7 +44,6 @@ impl Store {
         versions.iter().rev().find(|kv| kv.modified <= revision).filter(|kv| kv.version > 0)
     }
 
-    /// The current value of a key.
     pub fn get(&self, key: &Key) -> Option<&KeyValue> {
         self.at(key, Revision(i64::MAX))
     }
@@ -169,7 +168,7 @@ impl Store {
         Outcome::Txn { header: self.current(&first), succeeded, results }
     }
 
-    /// Events of a range from a revision on, one list a revision.
+    /// The events of a range from a revision on, grouped by revision.
     pub fn events(
         &self,
         range: &KeyRange,
