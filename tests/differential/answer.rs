@@ -1,21 +1,21 @@
-//! Answers, and what of them may differ.
+//! Answers, and the differences between them that are allowed.
 //!
 //! Everything in an answer is compared, except:
 //!
 //! | what | why |
 //! | --- | --- |
-//! | header cluster_id, member_id, raft_term | they name the server |
-//! | LeaseTimeToLive TTL | seconds pass between the two sides; compared to within [`TTL_SLACK_SECONDS`] |
-//! | LeaseTimeToLive keys | etcd lists them in the order of a Go map; compared as a set |
-//! | HashKV at the revision of a compaction: hash, compact_revision, also that it is compacted by now | etcd answers the hash that it stored when it compacted, over what was there then, also of its last few compactions |
-//! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then; kindred still has it, which spares a client the loss of its watch |
-//! | prev_kv of events from before a watch that started in the past: etcd may send none | its catching up may meet the new watch before the flag for prev_kv is set (`api/v3rpc/watch.go`, `recvLoop` behind `watchStream.Watch`) |
-//! | RangeStream sorted by something without an order (not generated) | etcd sorts each chunk for itself and goes on behind the last key of that, so it loses keys; kindred's is in the order of keys |
-//! | where RangeStream cuts its chunks | not part of the contract; the merged answer is compared |
-//! | mapped mode: header revision of lease and compaction answers, and of a txn without operations | they have no kind, and the stores no common counter |
-//! | several stores: a DeleteRange or the end of a lease is one revision, and one answer on a watch, for each store | each store does its part at once; their events are compared in the order of keys |
-//! | several stores: the keys of a txn | one over several stores is refused; those here are on one (`layout.rs`) |
-//! | mapped mode: header revision of `created`, of a watch with a start: below etcd's | it shows what the router's feed has been promised so far, so that such a watch costs no question to the stores; one without a start is compared |
+//! | header cluster_id, member_id, raft_term | They name the server. |
+//! | LeaseTimeToLive TTL | Seconds pass between the two sides. A difference up to [`TTL_SLACK_SECONDS`] is allowed. |
+//! | LeaseTimeToLive keys | etcd lists them in the order of a Go map, so they are compared as a set. |
+//! | HashKV at the revision of a compaction: hash and compact_revision, and whether the revision is compacted by now | etcd answers with the hash that it stored at the compaction, over the state of that time. It also stores the hashes of its last few compactions. |
+//! | prev_kv of an event exactly at the revision of a compaction | etcd has lost it by then. kindred still has it, so a client does not lose its watch. |
+//! | prev_kv of events from before a watch that started in the past: etcd may send none | etcd's loop that brings watches up to date may see the new watch before its flag for prev_kv is set (`api/v3rpc/watch.go`, `recvLoop` after `watchStream.Watch`). |
+//! | RangeStream sorted by a target without an order (not generated) | etcd sorts each chunk by itself and continues after the last key of the sorted chunk, so it loses keys. kindred answers in the order of keys. |
+//! | where the chunks of a RangeStream end | It is not part of the contract. The merged answer is compared. |
+//! | mapped mode: header revision of lease and compaction answers, and of a txn without operations | These have no kind, and the stores have no common counter. |
+//! | several stores: a DeleteRange or the end of a lease has one revision, and one response on a watch, for each store | Each store executes its part at once. The events of all parts are compared in the order of keys. |
+//! | several stores: the keys of a txn | A txn over several stores is refused, so each txn here is confined to one (`layout.rs`). |
+//! | mapped mode: header revision of `created` of a watch with a start may be below etcd's | It is the watermark of the router's feed, so that such a watch costs no request to the stores. A watch without a start is compared. |
 
 use bytes::Bytes;
 use kindred_proto::{
@@ -44,7 +44,7 @@ pub enum Answer {
     LeaseTimeToLive(LeaseTimeToLiveResponse),
     LeaseLeases(LeaseLeasesResponse),
     HashKv(HashKvResponse),
-    /// Created, or refused at once; what a watch delivers is compared in a drain.
+    /// The watch was created, or refused at once. A drain compares its events.
     Watch(Vec<WatchResponse>),
     Nothing,
     Error {
@@ -58,7 +58,7 @@ impl Answer {
         Self::Error { code: status.code() as i32, message: status.message().to_owned() }
     }
 
-    /// The header's revision.
+    /// The revision of the header, if the answer has one.
     pub fn revision(&self) -> Option<i64> {
         let header = match self {
             Self::Range(answer) => &answer.header,
@@ -78,7 +78,7 @@ impl Answer {
     }
 }
 
-/// Brings one side's answers to the form in which they are compared.
+/// Brings the answers of one side to a form in which they can be compared with the other side's.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub history: &'a History,
@@ -163,10 +163,10 @@ impl View<'_> {
         }
     }
 
-    /// Created and canceled answers; events are compared one by one.
+    /// Normalises `created` and `canceled` responses. Events are normalised one by one elsewhere.
     pub fn watch(&self, answer: &mut WatchResponse) {
         if answer.canceled && self.history.mode == Mode::Mapped {
-            // Not promised for more than one counter: etcd itself sends 0 here when compacted.
+            // etcd promises nothing here: it sends 0 itself when a watch is canceled as compacted.
             answer.header = None;
         }
         self.header(&mut answer.header);
@@ -174,7 +174,7 @@ impl View<'_> {
     }
 }
 
-/// Chunks of a RangeStream as the one answer that they stand for, or what is wrong with them.
+/// Merges the chunks of a RangeStream into one answer. The error says which chunk breaks etcd's format.
 pub fn merge(chunks: Vec<RangeResponse>) -> Result<RangeResponse, String> {
     let mut merged = RangeResponse::default();
     let last = chunks.len().saturating_sub(1);
@@ -184,7 +184,7 @@ pub fn merge(chunks: Vec<RangeResponse>) -> Result<RangeResponse, String> {
             return Err(format!("chunk {index} of {} has a header, more or count", last + 1));
         }
         for kv in chunk.kvs {
-            // One chunk may hold an answer sorted by something else.
+            // An answer in a single chunk may be sorted by something other than the key.
             if last > 0 && previous.as_ref().is_some_and(|previous| *previous >= kv.key) {
                 return Err(format!("key {:?} out of order in chunk {index}", kv.key));
             }

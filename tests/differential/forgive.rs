@@ -1,4 +1,4 @@
-//! What may differ between two answers, as the table in `answer.rs` says.
+//! Removes the differences that the table in `answer.rs` allows.
 
 use kindred_proto::{etcdserverpb::WatchResponse, mvccpb::Event};
 
@@ -44,7 +44,7 @@ pub fn kept_prev(history: &History, created: i64, ours: Option<&Item>, theirs: &
     }
 }
 
-/// Nothing was there before such an event.
+/// Whether the event creates its key, which then has no previous version.
 fn creates(event: &Event) -> bool {
     event.kv.as_ref().is_some_and(|kv| kv.create_revision == kv.mod_revision)
 }
@@ -72,7 +72,8 @@ mod tests {
         theirs.as_ref() == Some(ours)
     }
 
-    /// Found by a run: etcd sent what was before a watch between knowing of it and knowing that it wants prev_kv.
+    /// A run found that etcd can send the past of a watch after it registered the watch, but before it registered that
+    /// the watch wants prev_kv.
     #[test]
     fn etcd_may_leave_out_prev_kv_of_what_was_before_the_watch() {
         assert!(forgiven(7, &event(2, 6, None), event(2, 6, Some(5))));

@@ -16,15 +16,14 @@ use crate::{
 };
 
 pub const STREAMS: usize = 5;
-/// The last ones take the watches that wait for the next revision or a later one: until it is written, such a stream
-/// answers no progress, so watches with a past to catch up with could not be drained there.
+/// The last streams get the watches that wait for a revision that is not written yet. Until it is written, such a
+/// stream answers no progress request, so a watch that starts in the past could not be drained there.
 const WAITING_STREAMS: usize = 2;
-/// Leases are given ids, so that both sides know them by the same.
+/// Leases are granted with explicit ids, so that both sides use the same ones.
 const LEASES: i64 = 6;
-/// etcd's limit of a request is 1.5 MiB.
+/// More than etcd's limit of a request, 1.5 MiB.
 const TOO_LARGE_BYTES: usize = 1_600_000;
 
-/// The operations of a seed.
 pub fn sequence(seed: u64, length: usize, mode: Mode, layout: &Layout) -> Vec<Operation> {
     let mut generator = Generator { rng: StdRng::seed_from_u64(seed), mode, layout };
     let mut operations: Vec<Operation> = (1..length).map(|_| generator.operation()).collect();
@@ -43,7 +42,7 @@ impl Generator<'_> {
         self.rng.random_range(0..100) < percent
     }
 
-    /// A key of the scope's kind; sometimes, where all keys are in one store, of any other.
+    /// A key of this kind. In dense mode it is sometimes a key of another kind, or of none.
     pub fn key(&mut self, kind: usize) -> Bytes {
         if self.mode == Mode::Dense {
             match self.rng.random_range(0..20) {
@@ -58,7 +57,8 @@ impl Generator<'_> {
         keys::key(&mut self.rng, kind)
     }
 
-    /// (key, range_end): one key, some of a kind, a whole kind, or (dense) ranges without regard to kinds.
+    /// A pair (key, range_end) for one key, for a part of a kind, or for a whole kind. In dense mode the range may also
+    /// ignore the borders of kinds.
     pub fn span(&mut self, kind: usize) -> (Bytes, Bytes) {
         match self.rng.random_range(0..20) {
             0..6 => (self.key(kind), Bytes::new()),
@@ -71,7 +71,7 @@ impl Generator<'_> {
         }
     }
 
-    /// A revision for a read.
+    /// A revision for a read. Most are 0, the current revision.
     pub fn revision(&mut self) -> i64 {
         match self.rng.random_range(0..100) {
             0..60 => 0,
@@ -93,7 +93,8 @@ impl Generator<'_> {
         if self.chance(25) {
             request.sort_order = if self.chance(3) { 7 } else { self.rng.random_range(0..3) };
             request.sort_target = if self.chance(3) { 9 } else { self.rng.random_range(0..5) };
-            // etcd's sort is not stable on more than 12 keys: elsewhere equal ones may come in any order.
+            // etcd's sort is not stable on more than 12 keys: equal ones may then come in any order. A whole kind
+            // has fewer keys.
             if !(0..=0).contains(&request.sort_target) && !request.range_end.is_empty() {
                 (request.key, request.range_end) = keys::whole(kind);
             }
@@ -220,7 +221,7 @@ impl Generator<'_> {
     fn lease_operation(&mut self) -> Operation {
         let id = self.lease();
         let action = match self.rng.random_range(0..20) {
-            // Apart by more than a run takes, so that the order by remaining time is certain.
+            // The TTLs differ by more than a run takes, so the order by remaining time is certain.
             0..8 => Action::LeaseGrant(LeaseGrantRequest { id, ttl: 1000 + 1000 * id }),
             8 => Action::LeaseGrant(LeaseGrantRequest { id: id + 100, ttl: 9_000_000_001 }),
             9..12 => Action::LeaseRevoke(LeaseRevokeRequest { id }),
@@ -239,14 +240,15 @@ impl Generator<'_> {
         Operation { scope: Scope::All, action }
     }
 
-    /// A read, a delete or a watch over several kinds: merged by a router, one range to a shard.
+    /// A read, a delete or a watch over several kinds. A router merges the answers of several stores; a shard reads one
+    /// range.
     fn across_kinds(&mut self) -> Operation {
         let (key, range_end, kinds) = keys::several(&mut self.rng);
         let action = match self.rng.random_range(0..10) {
             0..6 => {
                 let mut request = RangeRequest { key, range_end, ..self.range(0) };
                 if request.sort_target != 0 {
-                    // etcd's sort of equal ones: see `range`.
+                    // `range` says why: etcd's sort is not stable.
                     (request.sort_order, request.sort_target) = (0, 0);
                 }
                 if self.chance(30) && (request.sort_order, request.sort_target) == (0, 0) {

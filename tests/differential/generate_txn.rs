@@ -1,4 +1,4 @@
-//! Random transactions: every compare target and result, ranges in compares, nesting, and the illegal ones.
+//! Random transactions, with every compare target and result, ranges in compares, and nesting. Some are illegal.
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::{
@@ -9,7 +9,7 @@ use rand::Rng;
 use crate::{generate::Generator, keys, revision::Symbol};
 
 const DEPTH_MAX: u32 = 2;
-/// etcd's limit is 128.
+/// One above etcd's limit, 128.
 const TOO_MANY_OPS: usize = 129;
 
 pub fn txn(generator: &mut Generator<'_>, kind: usize) -> TxnRequest {
@@ -19,7 +19,7 @@ pub fn txn(generator: &mut Generator<'_>, kind: usize) -> TxnRequest {
     random(generator, kind, 0)
 }
 
-/// As kube-apiserver sends it: one compare, one write, one read of the same key.
+/// A txn as kube-apiserver sends it: one compare, one write and one read of the same key.
 fn kubernetes(generator: &mut Generator<'_>, kind: usize) -> TxnRequest {
     let put = generator.put(kind);
     let key = put.key.clone();

@@ -1,11 +1,11 @@
-//! Keys shaped like Kubernetes', few enough that operations meet.
+//! Keys in the form of Kubernetes' keys. There are so few of them that operations often meet at the same key.
 
 use bytes::Bytes;
 use rand::{Rng, rngs::StdRng};
 
 use crate::revision::Kinds;
 
-/// A kind: its keys are `prefix` + a name.
+/// The keys of a kind are `prefix` followed by one of `names`.
 #[derive(Debug)]
 pub struct Kind {
     pub prefix: &'static str,
@@ -26,7 +26,7 @@ const NAMESPACED: &[&str] = &[
 ];
 const PLAIN: &[&str] = &["node-1", "node-10", "node-2", "node-3", "node-4", "z"];
 
-/// Each is a Kind with a placement of its own, or no Kind and on the default store.
+/// Each entry is either a Kind with a placement of its own, or keys of no Kind that the default store holds.
 pub const KINDS: &[Kind] = &[
     Kind { prefix: "/registry/pods/", names: NAMESPACED },
     Kind { prefix: "/registry/leases/", names: NAMESPACED },
@@ -40,7 +40,7 @@ pub const KINDS: &[Kind] = &[
     Kind { prefix: "other/", names: PLAIN },
 ];
 
-/// Keys that no kind explains; dense mode only.
+/// Keys outside all kinds. Only dense mode uses them.
 const ODD: &[&[u8]] = &[
     b"\0",
     b"\0\0",
@@ -56,7 +56,7 @@ const ODD: &[&[u8]] = &[
     "schl\u{fc}ssel".as_bytes(),
 ];
 
-/// A key of the kind.
+/// A random key of the kind.
 pub fn key(rng: &mut StdRng, kind: usize) -> Bytes {
     let Kind { prefix, names } = &KINDS[kind];
     Bytes::from(format!("{prefix}{}", names[rng.random_range(0..names.len())]))
@@ -68,7 +68,7 @@ pub fn names(kind: usize) -> Vec<Bytes> {
     names.iter().map(|name| Bytes::from(format!("{prefix}{name}"))).collect()
 }
 
-/// Keys of several kinds: some of the Kubernetes ones, all of those, or the whole key space.
+/// A range (key, range_end) over several kinds, and which kinds have keys in it.
 pub fn several(rng: &mut StdRng) -> (Bytes, Bytes, Kinds) {
     let (key, end): (&[u8], &[u8]) = match rng.random_range(0..6) {
         0 => (b"/registry/", b"/registry0"),
@@ -90,14 +90,14 @@ pub fn odd(rng: &mut StdRng) -> Bytes {
     Bytes::from_static(ODD[rng.random_range(0..ODD.len())])
 }
 
-/// The whole of a kind as (key, range_end).
+/// The range (key, range_end) of all keys of a kind.
 pub fn whole(kind: usize) -> (Bytes, Bytes) {
     let prefix = Bytes::from_static(KINDS[kind].prefix.as_bytes());
     let end = prefix_end(&prefix);
     (prefix, end)
 }
 
-/// Part of a kind: a namespace, or from one key to another.
+/// The range (key, range_end) of a part of a kind: a namespace, or the keys from one to another.
 pub fn part(rng: &mut StdRng, kind: usize) -> (Bytes, Bytes) {
     let first = key(rng, kind);
     match rng.random_range(0..4) {
@@ -107,7 +107,7 @@ pub fn part(rng: &mut StdRng, kind: usize) -> (Bytes, Bytes) {
         },
         2 => {
             let second = key(rng, kind);
-            // Sometimes empty or upside down, as clients may send it.
+            // The range may be empty or reversed, as clients may send such ranges too.
             (first, second)
         }
         _ => {
@@ -132,7 +132,7 @@ pub fn prefix_end(prefix: &[u8]) -> Bytes {
 
 const VALUES: &[&[u8]] = &[b"", b"1", b"2", b"value", b"\0", b"\xff\x00\xff", b"k8s\x00\n\x0c\n\x02v1"];
 
-/// From a small pool, so that compares can match.
+/// A value, mostly from a small pool, so that compares can match.
 pub fn value(rng: &mut StdRng) -> Bytes {
     match rng.random_range(0..20) {
         0 => Bytes::from(vec![rng.random::<u8>(); rng.random_range(0..4096)]),

@@ -1,4 +1,5 @@
-//! Which store the right side has each key on: a txn stays within one, since one over several is refused.
+//! On which store the right side has each key. A txn over several stores is refused, so each generated txn is confined
+//! to one.
 
 use bytes::Bytes;
 use kindred_partition_config::{
@@ -11,26 +12,26 @@ use kindred_proto::etcdserverpb::{Compare, RequestOp, TxnRequest, request_op::Re
 
 use crate::keys;
 
-/// Where keys are; everything in one place where there is no map.
+/// The store of each key. Without a map, one store has all keys.
 #[derive(Debug, Default)]
 pub struct Layout {
     map: Option<PartitionMap>,
 }
 
 impl Layout {
-    /// Of a configuration of kindred.
+    /// The layout that a configuration of kindred describes.
     pub fn of(config: &str) -> anyhow::Result<Self> {
         let mut config = parse::parse_config(config)?;
         for store in &mut config.stores {
-            // Whoever starts them says where they listen; what counts here is their keys.
+            // Validation needs endpoints, but this test uses only the map, so any address serves.
             store.endpoints = vec!["127.0.0.1:1".to_owned()];
         }
         let config = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
         Ok(Self { map: Some(config.map) })
     }
 
-    /// Brings all keys of a txn about one kind to the store of the first one that it names. Ranges become the part of
-    /// them that is there, or one key where the store has no range of its own.
+    /// Replaces all keys of a txn of one kind by keys on the store of the first key that it names. A range becomes the
+    /// part of it that is on that store, or one key if that store has no range of it.
     pub fn confine(&self, txn: &mut TxnRequest, kind: usize) {
         let Some(map) = &self.map else { return };
         let names = keys::names(kind);
@@ -89,7 +90,7 @@ impl Confined<'_> {
             _ => {
                 let names = keys::names(self.kind);
                 let here: Vec<_> = names.iter().filter(|name| self.map.store_of(name) == self.to).collect();
-                // Any of them, the same for the same key.
+                // Any of the names will do, but equal keys must become equal names.
                 let which = key.iter().map(|&byte| usize::from(byte)).sum::<usize>() % here.len().max(1);
                 if let Some(name) = here.get(which) {
                     (*key, *range_end) = ((*name).clone(), Bytes::new());

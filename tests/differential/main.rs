@@ -1,8 +1,9 @@
-//! kindred against real etcd: seeded random sequences of every RPC and of concurrent watches, compared answer by answer
-//! and event by event. What may differ is listed in `answer.rs`.
+//! Compares kindred with a real etcd. Each seed gives a random sequence of every RPC and of concurrent watches. It runs
+//! on both, and every answer and every event is compared. `answer.rs` lists the differences that are allowed.
 //!
-//! `KINDRED_SEED`, `KINDRED_SEEDS` and `KINDRED_OPS` choose the first seed, how many, and the operations of each.
-//! `KINDRED_KEEP_GOING` reports all answers that differ instead of stopping at the first and making it small.
+//! `KINDRED_SEED` is the first seed, `KINDRED_SEEDS` the number of seeds, and `KINDRED_OPS` the length of a sequence.
+//! With `KINDRED_KEEP_GOING` a run reports every answer that differs. Otherwise it stops at the first and shrinks the
+//! sequence.
 
 mod answer;
 mod forgive;
@@ -31,17 +32,17 @@ use run::{Counts, Mismatch, Run};
 
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// What stands on the right.
+/// The system on the right side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
-    /// Another etcd: the test of this test.
+    /// Another etcd, to test the comparison itself.
     Etcd,
     Shard,
-    /// A whole kindred with the default configuration, or another.
+    /// Router and shards, with this configuration or the default one.
     Up(Option<Map>),
 }
 
-/// A configuration: its name in reports, and its text.
+/// A configuration with its name in reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Map {
     name: &'static str,
@@ -51,9 +52,9 @@ pub struct Map {
 const RANGES: Map = Map { name: "ranges", config: include_str!("configs/ranges.yaml") };
 const RING: Map = Map { name: "ring", config: include_str!("configs/ring.yaml") };
 
-/// One comparison: its name in reports and replay commands, and its two sides.
 #[derive(Debug, Clone, Copy)]
 pub struct Comparison {
+    /// For reports and replay commands.
     pub test: &'static str,
     pub mode: Mode,
     pub subject: Subject,
@@ -102,7 +103,8 @@ impl Comparison {
         let run = Run::new([&left.address, right.address()], self.mode, self.subject).await?;
         let outcome = run.sequence(operations).await;
         drop((left, right));
-        // An etcd allocates its log 64 MB at a time, and shrinking starts very many. What is kept of a run is its logs.
+        // An etcd allocates its log 64 MB at a time, and shrinking starts very many etcds. So their data is removed,
+        // and only the logs of the processes stay.
         for data in names {
             if let Err(error) = fs::remove_dir_all(dir.join(&data)) {
                 report(&format!("differential: {data} is left behind: {error}"));
@@ -111,7 +113,7 @@ impl Comparison {
         Ok(outcome)
     }
 
-    /// All seeds; fails at the first difference, made as small as time allows.
+    /// Runs all seeds. Fails at the first difference, with a sequence shrunk as far as time allows.
     async fn seeds(self, dir: &Path, seeds: u64, length: u64) -> anyhow::Result<()> {
         let first = env_number("KINDRED_SEED", 1)?;
         let seeds =
@@ -122,7 +124,7 @@ impl Comparison {
             Subject::Up(Some(map)) => Layout::of(map.config)?,
             _ => Layout::default(),
         };
-        // Together: each waits for its servers most of the time.
+        // The seeds run concurrently, as each waits for its servers most of the time.
         let runs = (first..first + seeds).map(|seed| async move {
             let operations = generate::sequence(seed, length, self.mode, layout);
             let outcome = self.run(dir, &format!("seed{seed}"), &operations).await;

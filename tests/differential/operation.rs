@@ -1,4 +1,4 @@
-//! One operation of a sequence, and its turning into requests for each side.
+//! One operation of a sequence, and the requests that it becomes on each side.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use kindred_proto::etcdserverpb::{
 
 use crate::revision::{History, KeyRevisions, Scope, Symbol, Use};
 
-/// What is done. Revision fields may hold symbols.
+/// What an operation does. Its revision fields may hold symbols.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     Range(RangeRequest),
@@ -30,7 +30,7 @@ pub enum Action {
         stream: usize,
         request: WatchCreateRequest,
     },
-    /// Cancels the live watch at this position (modulo their number).
+    /// Cancels one of the live watches. Their number reduces `position`.
     WatchCancel {
         stream: usize,
         position: usize,
@@ -45,11 +45,11 @@ pub struct Operation {
     pub action: Action,
 }
 
-/// What the compared keys have now, on both sides.
+/// The revisions that the compared keys have now, left and right.
 pub type KeyTable = HashMap<Bytes, [KeyRevisions; 2]>;
 
 impl Operation {
-    /// The keys whose revisions the compares of a txn name by symbol.
+    /// The keys whose own revisions the compares of a txn name by symbol.
     pub fn compared_keys(&self) -> Vec<Bytes> {
         let mut keys = Vec::new();
         if let Action::Txn(txn) = &self.action {
@@ -58,7 +58,7 @@ impl Operation {
         keys
     }
 
-    /// Whether it creates a watch whose start is yet to be reached.
+    /// Whether the operation creates a watch that starts above the current revision.
     pub fn waits(&self) -> bool {
         match &self.action {
             Action::WatchCreate { request, .. } => {
@@ -68,7 +68,7 @@ impl Operation {
         }
     }
 
-    /// The action for the left and the right side.
+    /// The action for the left and the right side, with numbers for its symbols.
     pub fn resolve(&self, history: &History, keys: &KeyTable) -> [Action; 2] {
         let mut sides = [self.action.clone(), self.action.clone()];
         for (side, action) in sides.iter_mut().enumerate() {

@@ -1,26 +1,27 @@
-//! Revisions in generated operations are symbols, so that a sequence stays meaningful on two servers that count
-//! differently, and after the shrinker has removed operations before them.
+//! Revisions in generated operations are symbols. So a sequence stays meaningful on two servers that count differently,
+//! and after the shrinker has removed earlier operations.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Symbols stand in the `i64` revision fields of the generated protobuf requests, far above any literal used there.
+/// Symbols are in the `i64` revision fields of the generated protobuf requests, far above any literal used there.
 const SYMBOL: i64 = 1 << 62;
 const KIND_BITS: u32 = 32;
 
-/// A symbol that [`History::resolve`] turns into a number of each side. Literals below `1 << 62` stay as they are.
+/// A symbol for a revision. [`History::resolve`] turns it into a number for each side. Literals below `1 << 62` stay as
+/// they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Symbol {
     /// A revision of the history, by its position in thousandths.
     Past(i64),
-    /// The same, counted from the last compaction.
+    /// A revision since the last compaction, by its position in thousandths.
     Recent(i64),
-    /// Some writes before or after the last compaction.
+    /// The revision so many writes after the last compaction; before it if negative.
     Compacted(i64),
-    /// The last write.
+    /// The revision of the last write.
     Current,
-    /// So many above the last write; where watches may wait for it, it will be reached.
+    /// A revision above the last write that later writes will reach, so that a watch can wait for it.
     Next(i64),
-    /// A revision that will not be reached.
+    /// A revision that no write will reach.
     Future(i64),
     /// The mod revision that the compared key has now.
     KeyMod,
@@ -61,14 +62,14 @@ impl Symbol {
     }
 }
 
-/// The two servers compared. The left one is always a real etcd.
+/// One of the two sides. The left one is always a real etcd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     Left,
     Right,
 }
 
-/// Which keys an operation is about: one kind of [`crate::keys::KINDS`], or several.
+/// The keys of an operation: those of one kind of [`crate::keys::KINDS`], of several, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Kind(usize),
@@ -76,7 +77,7 @@ pub enum Scope {
     All,
 }
 
-/// A set of kinds: one bit for each.
+/// A set of kinds. Each has one bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kinds(u32);
 
@@ -90,20 +91,20 @@ impl Kinds {
     }
 }
 
-/// How revisions of the two sides relate.
+/// How the revisions of the two sides relate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Both count 1, 2, 3: every number must be equal.
+    /// Both sides count 1, 2, 3, so every number must be equal.
     Dense,
-    /// Each has its own numbers; they are equal by their order among the events of a kind.
+    /// Each side has its own numbers. Two are equal if they have the same place in the order of a kind's events.
     Mapped,
 }
 
-/// Hybrid clocks count microseconds in steps of 1024: an hour ahead is not reached while a test runs.
+/// One hour of a hybrid clock, which counts microseconds in steps of 1024. No test runs that long.
 const HOUR: i64 = 3_600_000_000 << 10;
 
-/// A write: its revision on the left, and the first and last that it has on the right, which are two where it was done in
-/// parts on several stores.
+/// A write: its revision on the left, and its first and last revision on the right. The two differ if the write was
+/// executed in parts on several stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Step {
     left: i64,
@@ -116,7 +117,6 @@ impl Step {
         Self { left: revision, first: revision, last: revision }
     }
 
-    /// Its last revision on a side.
     fn last(&self, who: Who) -> i64 {
         match who {
             Who::Left => self.left,
@@ -125,28 +125,28 @@ impl Step {
     }
 }
 
-/// What a revision is for: of a write with several revisions, a read is to have seen them all, a watch from there on is
-/// to see them all.
+/// The use of a revision. A write may have several revisions on the right. A read at the write must see all its parts,
+/// so it takes the last one. A watch from the write must deliver all its parts, so it takes the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Read,
     Start,
 }
 
-/// Every revision that an event had, on both sides.
+/// The revisions of all events, on both sides.
 #[derive(Debug)]
 pub struct History {
     pub mode: Mode,
-    /// For each kind (one only in dense mode) its writes, in order.
+    /// The writes of each kind, in order. Dense mode has them all in one list.
     kinds: Vec<Vec<Step>>,
     right_to_left: HashMap<i64, i64>,
-    /// Left revisions of writes that have several on the right, over all kinds.
+    /// The left revisions of the writes that have several revisions on the right, over all kinds.
     split: BTreeSet<i64>,
-    /// Where the last compaction was, left and right.
+    /// The revisions of the last compaction, left and right.
     compacted: [i64; 2],
-    /// Left revisions of all compactions.
+    /// The left revisions of all compactions.
     compactions: BTreeSet<i64>,
-    /// For each kind the revisions before the first write.
+    /// For each kind, the revisions before its first write, left and right.
     base: Vec<[i64; 2]>,
 }
 
@@ -168,7 +168,7 @@ impl History {
         history
     }
 
-    /// Adds the next write of a kind: its revision on the left, and that of each of its events on the right.
+    /// Adds the next write of a kind. `left` is its revision on the left, `rights` those of its events on the right.
     pub fn push(&mut self, kind: usize, left: i64, rights: &[i64]) {
         let (Some(&first), Some(&last)) = (rights.iter().min(), rights.iter().max()) else { return };
         let elsewhere = self.kinds.iter().flatten().rev().find(|step| step.left == left);
@@ -181,12 +181,12 @@ impl History {
         }
     }
 
-    /// Whether the write of a left revision has several on the right side.
+    /// Whether the write with this left revision has several revisions on the right.
     pub fn is_split(&self, left: i64) -> bool {
         self.split.contains(&left)
     }
 
-    /// Dense mode: everything up to `revision` has been used by writes.
+    /// Dense mode only: adds a write for every revision up to this one.
     pub fn extend_dense(&mut self, revision: i64) {
         while self.last(Scope::All, Who::Left) < revision {
             let next = self.last(Scope::All, Who::Left) + 1;
@@ -199,17 +199,17 @@ impl History {
         self.compactions.insert(sides[0]);
     }
 
-    /// Whether there was a compaction exactly at a left revision.
+    /// Whether there was a compaction exactly at this left revision.
     pub fn is_compaction(&self, left: i64) -> bool {
         self.compactions.contains(&left)
     }
 
-    /// Whether a left revision has been compacted away.
+    /// Whether this left revision is below the last compaction.
     pub fn is_compacted(&self, left: i64) -> bool {
         left < self.compacted[0]
     }
 
-    /// The steps that a scope may name, in the order of the left side, and so that the right side's order agrees.
+    /// The writes that an operation of this scope may name, in the order of the left side.
     fn steps(&self, scope: Scope) -> Vec<Step> {
         let mut steps: Vec<Step> = match (self.mode, scope) {
             (Mode::Mapped, Scope::Kind(kind)) => self.kinds[kind].clone(),
@@ -220,11 +220,12 @@ impl History {
         steps
     }
 
-    /// Writes before and behind which the right side, too, has exactly the same events of all kinds. Only those with one
-    /// revision: of another, a compaction would leave a part.
+    /// The writes with one revision on the right that split the events of all kinds in the same way on both sides: the
+    /// same events are before them and after them. A write with several revisions is none, as a compaction at one of
+    /// them would remove only a part of it.
     fn cuts(&self) -> Vec<Step> {
         let mut steps = self.steps(Scope::All);
-        // One for a write of several kinds.
+        // A write of several kinds has a step in each of them, which become one.
         steps.dedup_by(|next, step| {
             let same = next.left == step.left;
             if same {
@@ -252,7 +253,8 @@ impl History {
         self.kinds.iter().enumerate().filter(move |(kind, _)| kinds.has(*kind)).map(|(_, steps)| steps)
     }
 
-    /// The cuts that are writes of some of these kinds: another's revision may be in the future of them.
+    /// Those of `cuts` that are writes of one of these kinds. The revision of another kind's write may be in the future
+    /// for the stores of these kinds.
     fn cuts_of(&self, kinds: Kinds) -> Vec<Step> {
         let own: BTreeSet<i64> = self.of_several(kinds).flatten().map(|step| step.left).collect();
         self.cuts().into_iter().filter(|cut| own.contains(&cut.left)).collect()
@@ -298,7 +300,7 @@ impl History {
                 Use::Read => [step.left, step.last],
                 Use::Start => [step.left, step.first],
             });
-            // A kind without an event since may show a number below a compaction that left nothing of it out.
+            // A compaction may be above the last event of an idle kind on the right and yet remove nothing of the kind.
             let kept = left >= self.compacted[0];
             [left, if kept { right.max(self.compacted[1]) } else { right }]
         };
@@ -319,7 +321,7 @@ impl History {
             }
             Symbol::Current => at(steps.len()),
             Symbol::Next(n) if self.mode == Mode::Dense => last.map(|revision| revision + n),
-            // Of an idle kind the last event may lie below the compaction.
+            // The last event of an idle kind may be below the compaction.
             Symbol::Next(_) => [self.last(Scope::All, Who::Left) + 1, (last[1] + 1).max(self.compacted[1])],
             Symbol::Future(n) => [
                 self.last(Scope::All, Who::Left) + n,
@@ -333,7 +335,7 @@ impl History {
         }
     }
 
-    /// A revision of an event, as the left side numbers it. One that the left side never had becomes negative.
+    /// The left side's number of an event's revision. A revision that the left side never had becomes negative.
     pub fn exact(&self, who: Who, revision: i64) -> i64 {
         if self.mode == Mode::Dense || who == Who::Left || revision == 0 {
             return revision;
@@ -341,7 +343,8 @@ impl History {
         self.right_to_left.get(&revision).copied().unwrap_or(-revision)
     }
 
-    /// What a header's revision says: the number itself, or how many events of the scope are at or below it.
+    /// A header's revision in comparable form. Dense mode has the number itself, mapped mode the number of the scope's
+    /// writes at or below it.
     pub fn header(&self, scope: Scope, who: Who, revision: i64) -> i64 {
         if self.mode == Mode::Dense {
             return revision;
@@ -356,7 +359,7 @@ impl History {
     }
 }
 
-/// Of one key on one side; zero where it does not exist.
+/// The revisions of one key on one side, 0 if the key does not exist.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KeyRevisions {
     pub created: i64,

@@ -19,7 +19,7 @@ use crate::{
     watches::{Item, WatchStream},
 };
 
-/// Stream, watch and item.
+/// The indexes of a stream, of its watch, and of the watch's item.
 type ItemPlace = (usize, usize, usize);
 
 const WHO: [Who; 2] = [Who::Left, Who::Right];
@@ -33,7 +33,7 @@ pub struct Counts {
     pub mismatches: usize,
 }
 
-/// Where the sides differ, with everything needed to see why.
+/// The operation at which the sides differ, and a text that shows both answers.
 #[derive(Debug)]
 pub struct Mismatch {
     pub index: usize,
@@ -42,14 +42,14 @@ pub struct Mismatch {
 
 pub struct Run {
     sides: [Side; 2],
-    /// In mapped mode: a watch of each kind on each side, from which the history learns the revisions.
+    /// Only in mapped mode: a watch of each kind on each side. Their events give the history its revisions.
     recorders: Option<[WatchStream; 2]>,
     history: History,
-    /// For each kind how many of its events the history knows.
+    /// For each kind, the number of its events that are in the history.
     known: Vec<usize>,
-    /// Writes on the right side alone, so that its revisions differ: how the mapped comparison itself is tested.
+    /// Makes additional writes on the right side, so that its revisions differ. This tests the mapped comparison.
     noise: bool,
-    /// For looking at what else differs: answers that differ are reported and counted, and do not end the run.
+    /// Differences are reported and counted, and do not end the run.
     keep_going: bool,
     reported: BTreeSet<ItemPlace>,
     counts: Counts,
@@ -117,7 +117,7 @@ impl Run {
             _ => {}
         }
         if matches!(operation.action, Action::Compact(_)) {
-            // A watch that has not caught up yet may be compacted away or not.
+            // Otherwise a watch that is behind might be canceled as compacted on one side only.
             self.drain().await?;
         }
         let [left, right] = &mut self.sides;
@@ -128,7 +128,7 @@ impl Run {
         }
         let mut actions = operation.resolve(&self.history, &table);
         if let (true, Action::WatchCreate { request, .. }) = (self.noise, &mut actions[1]) {
-            // The writes of the right side alone must not make a start that waits into one of the past.
+            // The additional writes on the right must not move the start of a waiting watch into the past.
             if operation.waits() {
                 request.start_revision = request.start_revision.max(right.current(&request.key).await? + 1);
             }
@@ -198,7 +198,7 @@ impl Run {
         Ok(())
     }
 
-    /// Adds what has been written to the history.
+    /// Adds the writes up to the left answer's revision to the history.
     async fn learn(&mut self, answers: &[Answer; 2]) -> anyhow::Result<()> {
         let Some(revision) = answers[0].revision() else { return Ok(()) };
         if revision <= self.history.last(Scope::All, Who::Left) {
@@ -226,12 +226,13 @@ impl Run {
         Ok(())
     }
 
-    /// Whether a stream has a watch that waits for a revision not yet written: then neither side answers progress.
+    /// Whether a stream has a watch that waits for a revision that is not written yet. Neither side answers progress
+    /// requests on such a stream.
     fn waits(&self, stream: usize) -> bool {
         self.sides.iter().zip(WHO).any(|(side, who)| {
             let watches = &side.streams[stream].watches;
             watches.iter().any(|watch| {
-                // kindred's current revision of an idle kind stands still, whatever is written elsewhere.
+                // kindred's current revision of an idle kind stands still while other kinds are written.
                 let scope = if who == Who::Left { Scope::All } else { watch.scope };
                 watch.live && watch.start > self.history.last(scope, who)
             })
@@ -245,7 +246,8 @@ impl Run {
         Ok(())
     }
 
-    /// Waits until a stream has delivered everything on both sides and compares. True when that was possible.
+    /// Waits until a stream has delivered everything on both sides, and compares. If a watch waits for a later
+    /// revision, it compares only what has arrived so far and returns false.
     async fn drain_stream(&mut self, stream: usize) -> anyhow::Result<bool> {
         let waits = self.waits(stream);
         let history = &self.history;
@@ -308,7 +310,7 @@ impl Run {
     }
 
     async fn cancel(&mut self, stream: usize, position: usize) -> anyhow::Result<()> {
-        // What a watch was sent before its cancel is only certain when it has been sent everything.
+        // The events before a cancel can be compared only if the watch has received all of them.
         if !self.drain_stream(stream).await? {
             return Ok(());
         }
@@ -324,8 +326,8 @@ impl Run {
     }
 }
 
-/// What a watch was sent, in the form in which it is compared. Events of a write in several parts are in the order of
-/// keys; while some of them may be missing they are left out.
+/// The items of a watch in comparable form. The events of a write in several parts are in the order of keys. If some
+/// of them may still be missing, that write is left out.
 fn comparable(items: &[Item], view: View<'_>, complete: bool) -> Vec<Item> {
     let mut items: Vec<Item> = items.iter().map(|item| normalised(item, view)).collect();
     let same = |one: &Item, next: &Item| revision(one).is_some() && revision(one) == revision(next);
@@ -367,7 +369,6 @@ fn normalised(item: &Item, view: View<'_>) -> Item {
     item
 }
 
-/// The revision of each event, in order.
 fn revisions(items: &[Item]) -> Vec<i64> {
     items.iter().filter_map(revision).collect()
 }
@@ -383,7 +384,7 @@ async fn recorder(side: &Side) -> anyhow::Result<WatchStream> {
     Ok(stream)
 }
 
-/// Large values would hide what matters.
+/// Cuts long lines, as large values would hide the difference.
 fn shortened(text: &str) -> String {
     const LINE_CHARS: usize = 600;
     let mut short = String::new();

@@ -1,4 +1,4 @@
-//! Makes a failing sequence smaller by leaving operations out, each attempt on fresh servers.
+//! Makes a failing sequence smaller by leaving operations out. Each attempt runs on fresh servers.
 
 use std::{
     fmt::Write as _,
@@ -16,7 +16,7 @@ pub struct Small {
     pub mismatch: Option<Mismatch>,
 }
 
-/// Removes ever smaller parts as long as some difference remains, within [`BUDGET`].
+/// Removes smaller and smaller parts while some difference remains, for at most [`BUDGET`].
 pub async fn shrink(comparison: Comparison, dir: &Path, failing: &[Operation]) -> anyhow::Result<Small> {
     let start = Instant::now();
     let mut small = Small { operations: failing.to_vec(), mismatch: None };

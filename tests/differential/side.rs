@@ -1,4 +1,4 @@
-//! One side: sends an operation and gives back its answer.
+//! One of the two sides. It sends an operation and returns its answer.
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::{
@@ -43,7 +43,7 @@ impl Side {
         WatchStream::open(&self.client, self.is_etcd)
     }
 
-    /// Writes that the other side does not make, and that leave nothing.
+    /// Makes two writes that the other side does not make. They leave no key.
     pub async fn noise(&mut self) -> anyhow::Result<()> {
         let key = Bytes::from_static(NOISE);
         self.client.kv.put(PutRequest { key: key.clone(), ..Default::default() }).await?;
@@ -51,8 +51,8 @@ impl Side {
         Ok(())
     }
 
-    /// Writes, deletes and compacts, so that both sides begin compacted: a shard does, since it knows nothing from before
-    /// its start. Answers the revision.
+    /// Writes, deletes and compacts, so that both sides begin compacted. A shard always does, since it has nothing from
+    /// before its start. Returns the revision of the compaction.
     pub async fn begin_compacted(&mut self) -> anyhow::Result<i64> {
         let key = Bytes::from_static(b"other/first");
         self.client.kv.put(PutRequest { key: key.clone(), ..Default::default() }).await?;
@@ -63,7 +63,7 @@ impl Side {
         Ok(revision)
     }
 
-    /// The revision that a read of this key shows now.
+    /// The revision in the header of a read of this key.
     pub async fn current(&mut self, key: &Bytes) -> anyhow::Result<i64> {
         let request = RangeRequest { key: key.clone(), ..Default::default() };
         let answer = self.client.kv.range(request).await?.into_inner();

@@ -1,4 +1,4 @@
-//! The watch streams of one side: what each watch was sent, and whether etcd's promises were kept on the way.
+//! The watch streams of one side. They collect what each watch receives, and check etcd's promises at every response.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,46 +25,45 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const PROGRESS_EVERY: Duration = Duration::from_millis(20);
 const REQUESTS_MAX: usize = 64;
 
-/// What a watch was sent, in order.
+/// Something that a watch received.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Item {
-    /// Created or canceled.
+    /// A `created` or `canceled` response.
     Control(WatchResponse),
     Event(Event),
 }
 
-/// One watch.
 #[derive(Debug)]
 pub struct Watch {
     pub scope: Scope,
     pub items: Vec<Item>,
-    /// As this side numbers it.
+    /// The first revision to deliver, as this side numbers it.
     pub start: i64,
-    /// It was created without a start.
+    /// The watch was created without a start.
     pub from_now: bool,
     pub live: bool,
     fragment: bool,
     last_event: i64,
-    /// The last answer ended in the middle of a revision that goes on, which only a fragment may do.
+    /// The last response was a fragment, so the next one may continue its revision.
     inside: bool,
-    /// No event at or below it may still come.
+    /// No event at or below this revision may still come.
     promised: i64,
 }
 
-/// etcd answers the call itself only with the first message.
+/// The responses of the stream. etcd opens them only with its first response.
 enum Answers {
     Opening(BoxFuture<'static, Result<Response<Streaming<WatchResponse>>, Status>>),
     Open(Box<Streaming<WatchResponse>>),
 }
 
-/// One stream with its watches, by the order of their creation.
 pub struct WatchStream {
     is_etcd: bool,
     requests: mpsc::Sender<WatchRequest>,
     answers: Answers,
+    /// In the order of their creation.
     pub watches: Vec<Watch>,
     by_id: BTreeMap<i64, usize>,
-    /// Compacted watches whose second cancel may still be answered.
+    /// The ids of compacted watches whose second cancel may still be answered.
     forgotten: BTreeSet<i64>,
     progress: i64,
     pub events: usize,
@@ -111,7 +110,7 @@ impl WatchStream {
             }
             let live = !answer.canceled;
             if live {
-                // Answers come in order: what was to be said of the watch that had this id before has been said.
+                // Responses come in order, so no response to an earlier watch with this id is still to come.
                 self.forgotten.remove(&answer.watch_id);
             }
             let now = answer.header.as_ref().map_or(0, |header| header.revision);
@@ -134,8 +133,8 @@ impl WatchStream {
         }
     }
 
-    /// Waits until the watch just created has been canceled as compacted, and cancels it a second time: etcd keeps such
-    /// a watch in its stream until then, where it holds its id and silences progress.
+    /// Waits until the new watch has been canceled as compacted, and cancels it a second time. Until then etcd has the
+    /// watch in its stream, where it occupies its id and prevents progress responses.
     pub async fn forget_compacted(&mut self, id: i64) -> anyhow::Result<()> {
         self.canceled(id).await.context("no canceled answer to a watch from a compacted revision")?;
         self.forgotten.insert(id);
@@ -148,12 +147,12 @@ impl WatchStream {
         Ok(())
     }
 
-    /// Ids of live watches.
+    /// The ids of the live watches.
     pub fn live(&self) -> Vec<i64> {
         self.by_id.keys().copied().collect()
     }
 
-    /// Cancels a live watch and waits until that is confirmed.
+    /// Cancels a live watch and waits for the confirmation.
     pub async fn cancel(&mut self, id: i64) -> anyhow::Result<()> {
         self.send(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: id })).await?;
         self.canceled(id).await
@@ -168,7 +167,7 @@ impl WatchStream {
         Ok(())
     }
 
-    /// Reads until a progress answer at or above `target` says that all events up to it have been sent, or until no
+    /// Reads until a progress response at or above `target` proves that all events up to it have come, or until no
     /// watch is left.
     pub async fn flush(&mut self, target: i64) -> anyhow::Result<()> {
         let start = Instant::now();
@@ -200,7 +199,7 @@ impl WatchStream {
         Ok(())
     }
 
-    /// Takes what has arrived, without waiting for more.
+    /// Takes the responses that have arrived, without waiting for more.
     pub async fn poll(&mut self) -> anyhow::Result<()> {
         if matches!(self.answers, Answers::Opening(_)) {
             return Ok(());
@@ -212,7 +211,7 @@ impl WatchStream {
         Ok(())
     }
 
-    /// Reads until `enough` is true of what watch `index` got.
+    /// Reads until `enough` is true of the items of watch `index`.
     pub async fn until(&mut self, index: usize, enough: impl Fn(&[Item]) -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         while !enough(&self.watches[index].items) {
@@ -241,7 +240,7 @@ impl WatchStream {
         }
     }
 
-    /// Books an answer and checks it against what was promised before.
+    /// Adds a response to its watch and checks it against earlier promises.
     fn take(&mut self, answer: WatchResponse) -> anyhow::Result<()> {
         let revision = answer.header.as_ref().map_or(0, |header| header.revision);
         if answer.watch_id == -1 {
@@ -272,7 +271,7 @@ impl WatchStream {
             return Ok(());
         }
         if answer.events.is_empty() {
-            // Periodic progress of this watch alone.
+            // This is periodic progress of one watch.
             watch.promised = watch.promised.max(revision);
             return Ok(());
         }
@@ -282,7 +281,7 @@ impl WatchStream {
 }
 
 impl Watch {
-    /// The revision of the answer that it was created with.
+    /// The header's revision of the `created` response.
     pub fn created(&self) -> i64 {
         match self.items.first() {
             Some(Item::Control(WatchResponse { header: Some(header), .. })) => header.revision,
