@@ -1,5 +1,5 @@
-//! `kindred up` on a folder that an earlier one used: what was kept is there, where a move had brought it, and the move
-//! can still be reversed.
+//! A second `kindred up` on the folder of an earlier one. All keys are on the stores to which a move had brought them,
+//! and the move can still be reversed.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ const LIMIT: Duration = Duration::from_secs(180);
 const LINE_LIMIT: Duration = Duration::from_secs(120);
 const BACK_LIMIT: Duration = Duration::from_secs(30);
 const SECRET: &str = "/registry/secrets/ns/s";
-/// Its Kind is kept in memory only, by default.
+/// By default its Kind has mode `none`.
 const EVENT: &str = "/registry/events/ns/e";
 
-/// Every key with all that etcd tells of it, and the revision.
+/// Every key with its metadata, and the revision of the read.
 async fn everything(etcdctl: &Etcdctl) -> anyhow::Result<(Value, i64)> {
     let mut answer = etcdctl.json(&["get", "", "--prefix"]).await?;
     let revision = answer["header"]["revision"].as_i64().context("a revision")?;
     Ok((answer["kvs"].take(), revision))
 }
 
-/// A watch that begins behind `revision` goes on, and a write is above it.
+/// Asserts that a watch from `revision + 1` delivers the next write.
 async fn goes_on(etcdctl: &Etcdctl, revision: i64, value: &str) -> anyhow::Result<()> {
     let from = format!("--rev={}", revision + 1);
     let mut watch = etcdctl.start(&["watch", SECRET, &from])?;
@@ -54,7 +54,7 @@ fn a_second_up_finds_everything_where_it_was() {
         etcdctl.ok(&["put", SECRET, "leased", "--lease", &lease]).await?;
         cli.ok(&["store", "add", "pods2", "--local"]).await?;
         cli.ok(&["move", "pods", "--to", "pods2"]).await?;
-        // A stop in good order keeps what is in memory only, too (finding 41).
+        // A clean stop writes even Kinds of mode `none` to disk.
         etcdctl.ok(&["put", EVENT, "in memory"]).await?;
         let (before, revision) = everything(&etcdctl).await?;
 
@@ -72,7 +72,7 @@ fn a_second_up_finds_everything_where_it_was() {
         let partitions = cli.ok(&["get", "dpc", "pods", "-o", "yaml"]).await?;
         ensure!(partitions.contains("serviceGroupId: pods2"), "{partitions}");
         goes_on(&etcdctl, now, "after a stop").await?;
-        // The old owner has to follow the new one anew.
+        // After the restart the old owner first has to follow the new one again.
         let reversed = wait_for("the way back", BACK_LIMIT, || async {
             let said = cli.output(&["move", "reverse"]).await?;
             ensure!(said.success || said.stderr.contains("does not follow yet"), "{said:?}");

@@ -1,5 +1,5 @@
-//! `kindred backup`, `backup verify` and `restore` beside clusters that are used: snapshots under writes and compactions, and what
-//! comes back where.
+//! `kindred backup`, `backup verify` and `restore` beside clusters under load: snapshots during writes and compactions,
+//! and what a restore changes.
 
 use std::{
     collections::BTreeMap,
@@ -28,13 +28,13 @@ use kindred_tests::{
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(240);
-/// On three shards.
+/// Each is on a shard of its own.
 const NAMESPACES: [&str; 3] = ["alpha", "mike", "zulu"];
 const ACCOUNTS: i64 = 6;
 const EACH: i64 = 1_000;
-/// Keys that make a backup take its time.
+/// A number of keys of 1 KiB, which slow the backup down.
 const FILL: usize = 300;
-/// Bytes a second; with `FILL` KiB of values, some seconds.
+/// Bytes per second. A backup of `FILL` KiB takes some seconds at this rate.
 const RATE: &str = "150000";
 
 struct Cli {
@@ -75,7 +75,7 @@ async fn write(client: &Client, key: &str, value: &str) -> anyhow::Result<i64> {
     Ok(answer.header.context("header")?.revision)
 }
 
-/// Everything, or all keys with a prefix.
+/// All keys with a prefix, or all keys if it is empty.
 async fn all(client: &Client, prefix: &str) -> anyhow::Result<Vec<KeyValue>> {
     let (key, range_end) = match prefix {
         "" => (Bytes::from_static(b"\0"), Bytes::from_static(b"\0")),
@@ -90,7 +90,7 @@ async fn all(client: &Client, prefix: &str) -> anyhow::Result<Vec<KeyValue>> {
     Ok(client.kv.clone().range(RangeRequest { key, range_end, ..Default::default() }).await?.into_inner().kvs)
 }
 
-/// What a restore is to bring back of a key.
+/// What a restore must bring back of each key: its value and its lease.
 fn content(kvs: &[KeyValue]) -> BTreeMap<Bytes, (Bytes, i64)> {
     kvs.iter().map(|kv| (kv.key.clone(), (kv.value.clone(), kv.lease))).collect()
 }
@@ -131,7 +131,7 @@ async fn transfers(
     Ok(())
 }
 
-/// Writes the same number to one pod of each shard, one after the other; a pod comes and goes meanwhile.
+/// Writes the same number to one pod of each shard, one after the other. In between it creates and deletes another pod.
 async fn counting(client: Client, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     let mut turn = 1;
     while !stop.load(Ordering::Relaxed) {
@@ -154,7 +154,7 @@ async fn counting(client: Client, stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Compacts at what is current, again and again.
+/// Compacts repeatedly at the revision of a new write.
 async fn compacting(client: Client, stop: Arc<AtomicBool>, last: Arc<AtomicU64>) -> anyhow::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         let revision = write(&client, "/registry/configmaps/default/tick", "tick").await?;
@@ -171,7 +171,7 @@ fn spread() -> String {
     format!("--config={}", config.display())
 }
 
-/// R5: one revision of everything, of a Kind over three shards too, however much is written and compacted meanwhile.
+/// R5: a backup has everything at one revision, also a Kind over three shards, during writes and compactions.
 #[test]
 fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
     scenario::run("backup-snapshot", LIMIT, |dir| async move {
@@ -207,7 +207,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
         let revision: i64 = summary["revision"].as_str().context("revision")?.parse()?;
         let floor = compacted.load(Ordering::Relaxed).cast_signed();
         ensure!(floor > revision, "nothing was compacted above {revision} while it was read: {floor}");
-        // Written more than once at the same time, each is a snapshot of its own.
+        // The second backup is a snapshot of its own.
         let second = dir.join("second");
         cli.ok(&["backup", "--to", second.to_str().context("path")?]).await?;
         stop.store(true, Ordering::Relaxed);
@@ -219,12 +219,12 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
         let verified = cli.ok(&["backup", "verify", shown]).await?;
         ensure!(verified.lines().any(|line| line.starts_with("pods ")), "{verified}");
         ensure!(verified.contains(": whole; "), "{verified}");
-        // Once it is over, nobody keeps the revision any more.
+        // After the backup nothing retains its revision.
         let at = RangeRequest { key: "/registry/pods/alpha/turn".into(), revision, ..Default::default() };
         let refused = client.kv.clone().range(at).await.err().context("it is compacted")?;
         ensure!(refused.message().contains("compacted"), "{refused}");
 
-        // Into another topology: pods on one shard, leases on one, nothing spread.
+        // The other cluster has another layout: no Kind is spread.
         let other = Up::start(&dir, "other", &[]).await?;
         let (other_cli, other_client) = (Cli::new(&other.admin)?, other.client().await?);
         for backup in [&target, &second] {
@@ -242,7 +242,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
                 ensure!(sum == ACCOUNTS * EACH, "{namespace}: {sum} of {}", ACCOUNTS * EACH);
                 turns.push(number(&now, &format!("/registry/pods/{namespace}/turn"))?);
             }
-            // Written in this order: a snapshot shows none without the one before it.
+            // The pods are written in this order, so a snapshot never has a later one without the earlier one.
             ensure!(turns.is_sorted_by(|a, b| a >= b) && turns[0] - turns[2] <= 1, "{turns:?}");
             ensure!(turns[0] > 0, "{turns:?}");
             let secrets = kvs.iter().filter(|kv| kv.key.starts_with(b"/registry/secrets/")).count();
@@ -275,7 +275,7 @@ fn r5_a_backup_under_writes_and_compactions_is_one_cut() {
     });
 }
 
-/// The hash of each Kind.
+/// The hash of each Kind, as `kindred verify` computes it.
 async fn hashes(cli: &Cli) -> anyhow::Result<Value> {
     let told = cli.json(&["verify"]).await?;
     let kinds = told["kinds"].as_array().context("kinds")?;
@@ -314,7 +314,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         for key in ["/registry/events/a/e", "/registry/pods/a/leased", "foo"] {
             client.kv.clone().put(put(key, "leased", lease)).await?;
         }
-        // Any bytes.
+        // A value may be any bytes, not only UTF-8.
         client.kv.clone().put(put("/registry/secrets/a/s", Bytes::from_static(&[0, 255, 10]), 0)).await?;
         let before = content(&all(&client, "").await?);
         let target = dir.join("backup");
@@ -322,7 +322,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         let said = cli.ok(&["backup", "--to", path]).await?;
         ensure!(said.contains(&format!("{} keys and 1 lease at revision", before.len())), "{said}");
 
-        // As if it had never been: all is the same, and nothing is written.
+        // A restore into an unchanged cluster writes nothing.
         let same = cli.ok(&["restore", path]).await?;
         ensure!(same.contains("0 keys restored, 0 leases granted"), "{same}");
 
@@ -367,7 +367,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
             ensure!(said.contains(expected), "{words:?}: {said}");
         }
 
-        // One Kind: others stay as they are, and so does what the backup does not have.
+        // The restore of one Kind changes no other Kind, and leaves keys that are not in the backup.
         let mut expected = changed.clone();
         let take = |expected: &mut BTreeMap<_, _>, within: &dyn Fn(&[u8]) -> bool, delete: bool| {
             expected.retain(|key: &Bytes, _| !(delete && within(key)) || before.contains_key(key));
@@ -378,7 +378,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         cli.ok(&["restore", path, "--kind", "configmaps"]).await?;
         take(&mut expected, &|key| key.starts_with(b"/registry/configmaps/"), false);
         ensure!(content(&all(&client, "").await?) == expected, "one Kind");
-        // One namespace, as it was: Kinds too that the backup does not know.
+        // The restore of one namespace with --delete-extra also deletes keys of Kinds that the backup does not have.
         cli.ok(&["restore", path, "--namespace", "a", "--overwrite", "--delete-extra"]).await?;
         let in_a = |key: &[u8]| key.windows(3).any(|part| part == b"/a/");
         take(&mut expected, &in_a, true);
@@ -390,7 +390,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
         );
         ensure!(number(&now, "/registry/pods/b/x").is_err());
 
-        // All of it into another cluster with one store for everything, where the lease is granted anew with its keys.
+        // The restore into a shard without a router also grants the lease again, with its keys.
         let one = Shard::start(&dir, "shard", &["--revisions=dense".to_owned()]).await?;
         let (address, alone) = (format!("http://{}", one.address), one.client().await?);
         let nobody = Cli::new("127.0.0.1:1")?;
@@ -408,7 +408,7 @@ fn a_restore_brings_back_what_is_named_and_nothing_else() {
     });
 }
 
-/// A stock etcd is read at its own revision, and its Kind comes back.
+/// A backup reads a stock etcd at a revision of that etcd, and a restore brings its Kind back.
 #[test]
 fn a_stock_etcd_is_part_of_a_backup() {
     scenario::run("backup-etcd", LIMIT, |dir| async move {
@@ -452,7 +452,7 @@ fn a_stock_etcd_is_part_of_a_backup() {
     });
 }
 
-/// Killed in the middle, a backup is told from a whole one, and stands in nobody's way but its own name's.
+/// A backup that was killed in the middle is recognised as incomplete, and blocks only backups to the same folder.
 #[test]
 fn an_interrupted_backup_is_recognised() {
     scenario::run("backup-killed", LIMIT, |dir| async move {
@@ -485,7 +485,7 @@ fn an_interrupted_backup_is_recognised() {
         std::fs::remove_dir_all(&unfinished)?;
         cli.ok(&["backup", "--to", path]).await?;
 
-        // A damaged file is named, and restores nothing; a Kind in a whole file is restored all the same.
+        // A restore names a damaged file and restores nothing of it. It still restores a Kind whose file is intact.
         write(&client, "/registry/pods/a/b", "v").await?;
         let damaged = dir.join("damaged");
         let other = damaged.to_str().context("path")?;

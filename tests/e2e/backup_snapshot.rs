@@ -1,4 +1,4 @@
-//! A backup is the state at its snapshot, key by key, whatever is deleted and compacted while it is read (finding 1).
+//! A backup is exactly the state at its snapshot, although keys are deleted and compacted while it is read.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -18,14 +18,14 @@ use crate::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
-/// On one store, and on two.
+/// Nodes are on one store, pods on two.
 const CONFIG: &str = "default: d\nstores:\n- {name: d, slot: 1}\n- {name: a, slot: 2}\npartitions:\n\
     - {metadata: {name: nodes}, resource: nodes, serviceGroupId: a}\n\
     - {metadata: {name: p1}, resource: pods, rangeEnd: m, isRangeEndValid: true, serviceGroupId: a}\n\
     - {metadata: {name: p2}, resource: pods, rangeStart: m, isRangeStartValid: true, serviceGroupId: d}\n";
-/// More than a shard answers at once.
+/// More keys than a shard puts into one answer.
 const KEYS: usize = 1_500;
-/// What comes first, and keeps the backup from what comes behind it for some seconds.
+/// A number of large keys that the backup reads first. They take it some seconds.
 const FILL: usize = 40;
 const FILL_BYTES: usize = 20_000;
 const RATE: &str = "200000";
@@ -93,7 +93,7 @@ fn f01_a_backup_under_deletes_and_compactions_is_the_state_at_its_cut() {
             delete(&client, "/registry/pods/y/p0000", "/registry/pods/y/p1400").await?,
         ];
         ensure!(gone == [1_000, 1_400, 1_400], "{gone:?}");
-        // New ones, too, so that there are no fewer than there were.
+        // New keys replace the deleted ones, so that the number of keys does not fall.
         fill(&client, (0..2_000).map(|at| format!("/registry/minions/later{at:04}")), 50).await?;
         let put = PutRequest { key: "/registry/zzz/t/1".into(), value: "x".into(), ..Default::default() };
         let revision = client.kv.clone().put(put).await?.into_inner().header.context("header")?.revision;

@@ -1,4 +1,4 @@
-//! R3: a shard whose clock is an hour ahead serves nothing and drags nobody along.
+//! R3: a shard whose clock is an hour ahead serves nothing and changes no other clock.
 
 use std::{
     collections::HashMap,
@@ -17,10 +17,10 @@ use crate::cluster::Cluster;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const CHANGE_LIMIT: Duration = Duration::from_secs(30);
-/// More than any healthy clock, raise or burst may be ahead of this machine's.
+/// No healthy clock is further ahead of this machine's, not even after a raise or a burst.
 const NEAR_SECONDS: u64 = 30;
 
-/// Pods lie on two stores, events on `late` alone.
+/// Pods are on two stores, and events only on `late`.
 const CONFIG: &str = "default: first\nstores:\n\
     - {name: first, slot: 1}\n- {name: second, slot: 2}\n- {name: late, slot: 3}\npartitions:\n\
     - {metadata: {name: a}, resource: pods, rangeEnd: m, isRangeEndValid: true, serviceGroupId: first}\n\
@@ -59,7 +59,7 @@ fn r3_a_shard_an_hour_ahead_is_left_out_and_poisons_nothing() {
         let mut cluster = Cluster::start(&dir, CONFIG, &["first", "second", "late"], flags).await?;
         let mut client = cluster.client().await?;
 
-        // Its Kinds are refused at once, in words that say what to do.
+        // Requests for its Kinds are refused at once, and the error says what to do.
         let mut refusals = 0;
         for (what, refused) in [
             ("a put", put(&mut client, "/registry/events/ns/1").await),
@@ -72,7 +72,7 @@ fn r3_a_shard_an_hour_ahead_is_left_out_and_poisons_nothing() {
             ensure!(status.message().contains("its clock is 3"), "{what}: {status}");
             refusals += 1;
         }
-        // Asked directly it serves nothing either: no revision of the wrong hour is ever assigned.
+        // Nor does it serve clients without a router, so it never assigns a revision from the wrong hour.
         let mut direct = cluster.shards[2].client().await?;
         let refused = put(&mut direct, "/registry/events/ns/1").await.err().context("it answered a put")?;
         ensure!(
@@ -89,7 +89,7 @@ fn r3_a_shard_an_hour_ahead_is_left_out_and_poisons_nothing() {
         let log = std::fs::read_to_string(dir.join("router.err.log"))?;
         ensure!(log.contains("skewed") && log.contains("store=\"late\""), "{log}");
 
-        // Everything else works, at its own time.
+        // Everything else works, with revisions near the real time.
         let mut last = HashMap::new();
         let mut writes = 0;
         for round in 0..50 {
@@ -104,7 +104,7 @@ fn r3_a_shard_an_hour_ahead_is_left_out_and_poisons_nothing() {
             ensure!(last.values().all(|revision| *revision <= header), "{header} below {last:?}");
         }
 
-        // With its clock set right it comes back by itself.
+        // The store comes back by itself once its clock is right.
         let late = &mut cluster.shards[2].process;
         late.stop().await?;
         late.set_arg("--wall-clock-offset", "0s");

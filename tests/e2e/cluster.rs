@@ -1,4 +1,4 @@
-//! Shards started by hand and a router in front of them, with what the router's admin port says.
+//! Shards and a router as separate processes, and readers of the router's admin port.
 
 use std::path::Path;
 
@@ -25,7 +25,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `flags` says what further flags the shard of this name gets. Slots count from 1 in the configuration.
+    /// `flags` returns the additional flags of the shard with a name. The slots in the configuration must count from 1.
     pub async fn start(
         dir: &Path,
         config: &str,
@@ -35,7 +35,7 @@ impl Cluster {
         Self::start_at(dir, config, names, |_| "127.0.0.1:0".to_owned(), flags).await
     }
 
-    /// The same; `listen` says where the shard of this name does.
+    /// Like `start`. `listen` returns the address of the shard with a name.
     pub async fn start_at(
         dir: &Path,
         config: &str,
@@ -78,7 +78,7 @@ impl Cluster {
         Client::connect(&self.address).await
     }
 
-    /// What the admin port answers, status line and headers included.
+    /// The answer of the admin port, with status line and headers.
     pub async fn admin(&self, path: &str) -> anyhow::Result<String> {
         let mut connection = TcpStream::connect(&self.admin).await?;
         let request = format!("GET {path} HTTP/1.1\r\nhost: kindred\r\nconnection: close\r\n\r\n");

@@ -121,7 +121,7 @@ fn etcdctl_watches() {
         etcdctl.ok(&["put", "/registry/pods/a/0", "before"]).await?;
         let header = etcdctl.json(&["get", "/registry/pods/a/0"]).await?;
         let revision = header["kvs"][0]["mod_revision"].as_i64().context("mod_revision")?;
-        // From a past revision, so that it does not matter when the watch is established.
+        // The watch starts at a past revision, so it does not matter when it is established.
         let mut child = etcdctl.start(&[
             "watch",
             "/registry/pods/",

@@ -1,5 +1,5 @@
-//! History goes where nobody compacts it by its own revisions: on shards beside a stock etcd that is the default store, and on
-//! a shard of which nobody asks it (finding 17).
+//! A shard frees old history although no client compacts it by its own revisions. The first test compacts a stock etcd
+//! that is the default store. In the second no client compacts at all.
 
 use std::{path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ async fn put(client: &Client, key: &str) -> anyhow::Result<i64> {
     Ok(answer.header.context("header")?.revision)
 }
 
-/// Whether a revision of the pod can be read no more.
+/// Whether a read of the pod at this revision is refused as compacted.
 async fn is_compacted(client: &Client, revision: i64) -> anyhow::Result<bool> {
     match client.kv.clone().range(RangeRequest { key: POD.into(), revision, ..Default::default() }).await {
         Ok(_) => Ok(false),
@@ -41,7 +41,6 @@ async fn up(dir: &Path, old: &Etcd) -> anyhow::Result<Up> {
     Up::start(dir, "up", &[format!("--config={}", path.display())]).await
 }
 
-/// `moves-compact.sh`.
 #[test]
 fn f17_a_compaction_of_the_default_etcd_reaches_the_shards() {
     scenario::run("compact-beside", LIMIT, |dir| async move {
@@ -53,7 +52,8 @@ fn f17_a_compaction_of_the_default_etcd_reaches_the_shards() {
             put(&client, POD).await?;
         }
         ensure!(!is_compacted(&client, first).await?);
-        // An apiserver goes on compacting; what belongs to the first of these may have been seen too late.
+        // An apiserver compacts repeatedly. The router may have learned too late which revision of the shard belongs to
+        // the first of these compactions.
         let asked = std::cell::Cell::new(0);
         wait_for("the shard to be compacted", SOON, async || {
             let revision = put(&client, "/registry/secrets/ns/y").await?;
@@ -62,7 +62,7 @@ fn f17_a_compaction_of_the_default_etcd_reaches_the_shards() {
             Ok(is_compacted(&client, first).await?.then_some(()))
         })
         .await?;
-        // What came later is there, and what is current anyway.
+        // Versions written after the compaction can still be read.
         let last = put(&client, POD).await?;
         put(&client, POD).await?;
         ensure!(!is_compacted(&client, last).await?, "nobody has asked for that");

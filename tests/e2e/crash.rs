@@ -1,4 +1,4 @@
-//! One shard killed: its kind is away and comes back, every other kind notices nothing.
+//! A shard is killed. Its Kind is unavailable until it restarts, and no other Kind is affected.
 
 use std::{
     sync::{
@@ -40,7 +40,7 @@ fn a_dead_shard_is_its_own_kinds_problem() {
         let events_client = up.client().await?;
         let (_events_requests, mut events) = watch(&events_client, "/registry/events/", 1).await?;
 
-        // Pods are written all the time.
+        // A writer writes pods during the whole test.
         let stop = Arc::new(AtomicBool::new(false));
         let written = Arc::new(AtomicUsize::new(0));
         let mut writer = up.client().await?;
@@ -65,7 +65,7 @@ fn a_dead_shard_is_its_own_kinds_problem() {
             Ok(up.shard_pid("events").ok().filter(|&pid| pid != before_kill))
         })
         .await?;
-        // Ready when it answers directly; what the router takes from then on is reported.
+        // The time from the shard's first answer to a direct client until the router serves it again is reported.
         let stores = up.stores()?;
         let (_, address) = stores.iter().find(|(name, _)| name == "events").context("no events shard")?;
         wait_for("the restarted events shard", RECOVERY_LIMIT, || async {
@@ -116,7 +116,7 @@ async fn count_events(answers: &mut Streaming<WatchResponse>, wanted: usize) -> 
     Ok(())
 }
 
-/// The shard's data was in memory: its watchers are told to list again, or see what was written after.
+/// The shard's data was only in memory, so its watches are canceled as compacted, or continue with later writes.
 async fn resumed_or_compacted(
     answers: &mut Streaming<WatchResponse>,
     revision: i64,

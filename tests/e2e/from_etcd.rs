@@ -1,6 +1,6 @@
-//! Pods move from a real etcd to a shard under clients: writers with optimistic transactions who read after each, lists, and
-//! watches, through two routers. Nothing acknowledged is lost, nothing fails, a watch is told once that it is compacted, and
-//! no header goes back.
+//! Pods move from a real etcd to a shard under clients at two routers. Writers use optimistic transactions and read
+//! after each; others list and watch. No acknowledged write is lost, no request fails, no header goes back, and each
+//! watch is canceled as compacted at most once.
 
 use std::{
     collections::BTreeMap,
@@ -45,12 +45,12 @@ const PODS_END: &str = "/registry/pods0";
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const WRITERS: usize = 3;
 const KEYS_OF_EACH: usize = 8;
-/// Pods that nobody writes, so that a copy takes more than a page.
+/// A number of pods that nobody changes. With them the copy takes more than one page.
 const STILL: usize = 700;
-/// Turns of each writer before the move, and after it.
+/// The turns of each writer before the move, and after it.
 const SOME: usize = 30;
 
-/// The etcd `old` with the pods, the shard `new`, their meta store, and routers.
+/// The etcd `old` has the pods, which move to the shard `new`.
 struct Cluster {
     dir: PathBuf,
     meta: Shard,
@@ -114,7 +114,7 @@ impl Cluster {
         Ok(Router { process, address, admin, meta })
     }
 
-    /// The pods that the etcd still has, as it says itself.
+    /// The pods that the etcd still has. The read bypasses the routers.
     async fn left_behind(&self) -> anyhow::Result<RangeResponse> {
         list(&self.old.client().await?).await
     }
@@ -134,7 +134,7 @@ async fn put(client: &Client, key: &str, value: &str) -> anyhow::Result<i64> {
     Ok(answer.header.context("header")?.revision)
 }
 
-/// A put if the key has this mod revision, else a read of it.
+/// Puts the key if it has this mod revision, and else reads it.
 async fn put_if(client: &Client, key: &str, value: &str, mod_revision: i64) -> anyhow::Result<TxnResponse> {
     let compare = Compare {
         result: CompareResult::Equal.into(),
@@ -154,15 +154,15 @@ async fn put_if(client: &Client, key: &str, value: &str, mod_revision: i64) -> a
     Ok(client.kv.clone().txn(txn).await.with_context(|| format!("txn on {key}"))?.into_inner())
 }
 
-/// What all clients have seen.
+/// The state that all clients share.
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// The last acknowledged write of each key: its revision, and the number that was written.
+    /// The last acknowledged write of each key: its revision and its value.
     written: Mutex<BTreeMap<String, (i64, u64)>>,
     turns: AtomicUsize,
     cancelled: AtomicUsize,
-    /// No header of a list may be below that of one that ended before it began.
+    /// The highest header of any list that has ended. Later lists may not have a lower one.
     header: AtomicI64,
 }
 
@@ -191,7 +191,7 @@ impl Clients {
         Ok(Self { shared, tasks })
     }
 
-    /// So many more turns of all writers together.
+    /// Waits until each writer has made, on average, this many more turns.
     async fn some(&mut self, turns: usize) -> anyhow::Result<()> {
         let until = self.shared.turns.load(Ordering::SeqCst) + turns * WRITERS;
         let end = Instant::now() + STEP_LIMIT;
@@ -219,16 +219,17 @@ fn key_of(writer: usize, key: usize) -> String {
     format!("{PODS}ns-{writer}/pod-{key}")
 }
 
-/// Writes its keys in turn, each on what it knows of it, through each router in turn, and reads what it wrote.
+/// Writes its keys in turn, through the routers in turn. Each write compares with the key's last known revision, and a
+/// read follows.
 async fn writer(number: usize, clients: Vec<Client>, shared: Arc<Shared>) -> anyhow::Result<()> {
     let mut known = [0_i64; KEYS_OF_EACH];
     let mut turn = 0_usize;
     while !shared.stop.load(Ordering::SeqCst) {
         let (at, client) = (turn % KEYS_OF_EACH, &clients[turn % clients.len()]);
         let key = key_of(number, at);
-        // Now and then a key goes and comes again.
+        // Some turns delete the key and create it again.
         if turn % 11 == 10 && known[at] > 0 {
-            // From now on it may not be listed.
+            // From here on a list may lack the key.
             shared.written.lock().remove(&key);
             let delete = DeleteRangeRequest { key: key.clone().into(), ..Default::default() };
             let answer = client.kv.clone().delete_range(delete).await.context("delete")?.into_inner();
@@ -252,7 +253,7 @@ async fn writer(number: usize, clients: Vec<Client>, shared: Arc<Shared>) -> any
     Ok(())
 }
 
-/// Lists through each router in turn. What was acknowledged before is in it.
+/// Lists through the routers in turn. Each list has every write that was acknowledged before it.
 async fn lister(clients: Vec<Client>, shared: Arc<Shared>) -> anyhow::Result<()> {
     let mut turn = 0_usize;
     while !shared.stop.load(Ordering::SeqCst) {
@@ -271,7 +272,7 @@ async fn lister(clients: Vec<Client>, shared: Arc<Shared>) -> anyhow::Result<()>
         for (key, (revision, _)) in before {
             match found.get(key.as_bytes()) {
                 Some(there) => ensure!(*there >= revision, "{key} at {there}, not {revision}"),
-                // Deleted meanwhile, or just now.
+                // The key was deleted during the list.
                 None => ensure!(now.get(&key).is_none_or(|(now, _)| *now > revision), "{key} is not listed"),
             }
         }
@@ -293,7 +294,7 @@ async fn stream(client: &Client) -> anyhow::Result<RangeResponse> {
     Ok(all)
 }
 
-/// Lists and watches as an informer does, and has at the end what is there.
+/// Lists and watches as an informer does. Its state at the end is that of the store.
 async fn watcher(client: Client, of: RangeRequest, shared: Arc<Shared>) -> anyhow::Result<()> {
     let mut least = 0;
     loop {
@@ -318,7 +319,7 @@ async fn watcher(client: Client, of: RangeRequest, shared: Arc<Shared>) -> anyho
             let said = match tokio::time::timeout(Duration::from_millis(200), watch.message()).await {
                 Ok(said) => said.context("a watch broke")?.context("a watch ended")?,
                 Err(_) if shared.stop.load(Ordering::SeqCst) => {
-                    // All is quiet: what came is what is there.
+                    // The writers have ended, so the events must lead to the current state.
                     let now = client.kv.clone().range(of.clone()).await?.into_inner();
                     let now: BTreeMap<Bytes, i64> =
                         now.kvs.into_iter().map(|kv| (kv.key, kv.mod_revision)).collect();
@@ -367,7 +368,7 @@ async fn begin(admin: &Admin) -> anyhow::Result<u64> {
     ids.first().copied().context("a move")
 }
 
-/// Everything that was acknowledged is at the shard, and nothing of it is written at the etcd any more.
+/// Asserts that every acknowledged write is at the shard, and that the etcd takes no further writes of pods.
 async fn moved(
     cluster: &Cluster,
     client: &Client,
@@ -403,7 +404,7 @@ fn r13_pods_leave_an_etcd_under_clients_and_nothing_is_lost() {
         let two = cluster.router("two", "").await?;
         let client = Client::connect(&one.address).await?;
         fill(&client).await?;
-        // Read at the etcd; written at the shard on what was read.
+        // This pod is read at the etcd before the move. A write at the shard then compares with that revision.
         let still = format!("{PODS}still/pod-0000");
         let read_before =
             list(&client).await?.kvs.iter().find(|kv| kv.key == still).context("still")?.mod_revision;
@@ -430,7 +431,7 @@ fn r13_pods_leave_an_etcd_under_clients_and_nothing_is_lost() {
     });
 }
 
-/// A router that hears nothing of the cluster's state goes on with its last map, and the etcd itself refuses it.
+/// A router without a connection to the meta store uses its last map, and the fence in the etcd refuses its requests.
 #[test]
 fn r13_a_router_that_does_not_hear_of_the_move_can_neither_write_nor_read_at_the_etcd() {
     scenario::run("from-etcd-cut-off", LIMIT, |dir| async move {
@@ -442,7 +443,7 @@ fn r13_a_router_that_does_not_hear_of_the_move_can_neither_write_nor_read_at_the
         let before = put(&deaf, &key, "1").await?;
         two.meta.cut(Cut::Refused);
         let id = begin(&one.admin).await?;
-        // It coordinates, if the other one had not claimed the move before it went deaf.
+        // Router one coordinates, unless two had claimed the move before its link was cut.
         one.admin.until(id, STEP_LIMIT, |shown| shown["legs"][0]["moved"] == true).await?;
         wait_for("the switch", STEP_LIMIT, || async {
             Ok((put(&client, &key, "2").await? > before).then_some(()))
@@ -472,7 +473,8 @@ fn r13_a_router_that_does_not_hear_of_the_move_can_neither_write_nor_read_at_the
     });
 }
 
-/// The coordinator dies right before or behind the freeze: the other router gives the attempt up, and makes the next.
+/// The coordinator dies directly before or after the freeze, or after the decision. The other router ends the move: it
+/// gives up an undecided attempt and makes the next.
 #[test]
 fn r15_a_coordinator_that_dies_at_the_freeze_of_an_etcd_is_followed() {
     for (name, failpoint) in [
@@ -507,7 +509,7 @@ fn r15_a_coordinator_that_dies_at_the_freeze_of_an_etcd_is_followed() {
     }
 }
 
-/// What cannot be moved is refused or given up, with the reason, and stays where it is.
+/// A move that is impossible is refused or given up with its reason, and the keys stay where they are.
 #[test]
 fn what_cannot_leave_an_etcd_or_go_to_one_is_told() {
     scenario::run("from-etcd-refused", LIMIT, |dir| async move {
@@ -527,12 +529,12 @@ fn what_cannot_leave_an_etcd_or_go_to_one_is_told() {
         ensure!(to.contains("no live move goes to one"), "{to}");
         let part = refused("split", json!({ "kind": "pods", "at": "m", "to": "new" })).await?;
         ensure!(part.contains("cannot share pods with another store"), "{part}");
-        // kindred's own key.
+        // `\0` is the key of kindred's fence in an etcd. Here it belongs to the default store, which is a shard.
         let own =
             client.kv.clone().put(PutRequest { key: Bytes::from_static(b"\0"), ..Default::default() }).await;
         ensure!(own.is_ok(), "the default store is a shard: {own:?}");
 
-        // A lease of the etcd's own.
+        // A key with a lease that the etcd itself granted cannot move.
         let direct = cluster.old.client().await?;
         let lease =
             direct.lease.clone().lease_grant(LeaseGrantRequest { ttl: 600, id: 0 }).await?.into_inner().id;
@@ -549,7 +551,7 @@ fn what_cannot_leave_an_etcd_or_go_to_one_is_told() {
         put(&client, &format!("{PODS}a/b"), "2").await?;
         let left = cluster.left_behind().await?;
         ensure!(left.kvs.iter().any(|kv| kv.value == "2"), "it is served where it was: {left:?}");
-        // Without it, it moves.
+        // Without that key, pods move.
         let gone = DeleteRangeRequest { key: format!("{PODS}a/leased").into(), ..Default::default() };
         client.kv.clone().delete_range(gone).await?;
         let id = begin(&one.admin).await?;
@@ -563,7 +565,7 @@ fn what_cannot_leave_an_etcd_or_go_to_one_is_told() {
     });
 }
 
-/// Whatever a client asks of pods on an etcd it is answered as by the etcd itself, with one revision less of it.
+/// A router answers every request for pods on a fenced etcd as the etcd itself does. Clients do not notice the fence.
 #[test]
 fn an_etcd_behind_its_fence_answers_as_it_does_alone() {
     scenario::run("fenced", LIMIT, |dir| async move {

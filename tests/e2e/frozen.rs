@@ -1,5 +1,6 @@
-//! Keys that are held up in the middle of a move, over the stream that other Kinds' operations share with them: writes wait
-//! and are made once, at the new owner; a write that was given up meanwhile is never made; nobody else waits.
+//! Keys are frozen in the middle of a move, while operations of other Kinds share the same stream. Writes to the
+//! frozen keys wait and are executed once, at the new owner. A write whose client gave up meanwhile is never executed.
+//! No other Kind waits.
 
 use std::{
     collections::BTreeMap,
@@ -37,9 +38,9 @@ const PODS: &str = "/registry/pods/";
 const OTHERS: &str = "/registry/configmaps/";
 const WRITERS: usize = 4;
 const COUNTERS: usize = 2;
-/// Additions of all writers of a Kind, before the move, while keys are held up, and after it.
+/// The number of additions to wait for before the move, during the freeze, and after the move.
 const SOME: u64 = 60;
-/// Of a client that does not wait for long.
+/// The deadline of a client that gives up.
 const PATIENCE: Duration = Duration::from_millis(200);
 const CONFIG: &str = "etcdPrefix: /registry\ndefault: main\nstores:\n- {name: main, slot: 1, type: shard}\n\
     - {name: other, slot: 2, type: shard}\npartitions:\n\
@@ -51,7 +52,7 @@ struct Shared {
     pods: AtomicU64,
     others: AtomicU64,
     conflicts: AtomicU64,
-    /// Of each counter, the numbers that were acknowledged.
+    /// The acknowledged numbers of each counter.
     numbers: Mutex<BTreeMap<String, Vec<u64>>>,
 }
 
@@ -66,7 +67,7 @@ impl Shared {
     }
 }
 
-/// Adds to the counters of a Kind in turns, and makes new keys.
+/// Adds to the counters of a Kind in turn, and creates and deletes keys of its own.
 async fn writer(client: Client, prefix: &str, number: usize, shared: Arc<Shared>) -> anyhow::Result<()> {
     let mut turn = number;
     while !shared.done.load(Ordering::SeqCst) {
@@ -166,7 +167,7 @@ fn r13_writes_that_wait_for_a_move_are_made_once_and_hold_up_no_other_kind() {
         ensure!(matches!(hasty.code(), Code::DeadlineExceeded | Code::Cancelled), "{hasty:?}");
         crowd.some(|shared| &shared.others).await?;
         ensure!(!late.is_finished(), "the keys were held up");
-        // Answers that were on their way when the keys were held up.
+        // Only answers that were on their way at the freeze may have come.
         let answered = shared.pods.load(Ordering::SeqCst) - turns;
         ensure!(answered <= WRITERS as u64, "{answered} additions while pods were held up");
 
@@ -188,7 +189,7 @@ fn r13_writes_that_wait_for_a_move_are_made_once_and_hold_up_no_other_kind() {
             ensure!(value_of(&found)?.0 == last.to_string(), "{key}: {last} additions, {found:?}");
             ensure!(found.kvs[0].version == i64::try_from(last)?, "{found:?}");
         }
-        // The counters, and the one that was kept.
+        // The pods are the counters and the key that the abandoned write did not change.
         let count = RangeRequest { count_only: true, ..below(PODS) };
         let pods = ops::range(&Client::connect(&at("other")?.1).await?, count).await?.count;
         ensure!(pods == i64::try_from(COUNTERS)? + 1, "{pods} pods at the new owner");

@@ -1,4 +1,5 @@
-//! Leases whose home goes away, or gave their keys away: none is lost, killed or immortal (R12).
+//! Leases whose home is removed or lost, or whose keys moved away. None is lost, none ends early, and each ends at last
+//! (R12).
 
 use std::{path::Path, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);
-/// Stores that run elsewhere are told which cluster they belong to.
+/// A store that `kindred up` does not start needs the cluster's id as a flag.
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const CONFIG: &str = "default: d\nstores:\n- {name: d, slot: 1}\n- {name: a, slot: 2}\n- {name: b, slot: 3}\npartitions:\n\
     - {metadata: {name: nodes}, resource: nodes, serviceGroupId: a}\n\
@@ -47,7 +48,7 @@ async fn there(client: &Client, key: &str) -> anyhow::Result<bool> {
     Ok(client.kv.clone().range(request).await?.into_inner().count == 1)
 }
 
-/// What a keepalive answers: 0 for a lease that is over.
+/// The TTL that a keep-alive answers, in seconds; 0 for a lease that has ended.
 async fn renew(client: &Client, id: i64) -> anyhow::Result<i64> {
     let asked = tokio_stream::once(LeaseKeepAliveRequest { id });
     let mut answers = client
@@ -84,7 +85,7 @@ async fn gone(client: &Client, keys: &[&str]) -> anyhow::Result<()> {
     .await
 }
 
-/// The moves of a drain, of which there are two: of a Kind, and of what is of no configured Kind.
+/// Completes both moves of a drain: that of the Kind, and that of the keys without a configured Kind.
 async fn complete(cli: &Cli) -> anyhow::Result<()> {
     for number in ["1", "2"] {
         cli.ok(&["move", "complete", number]).await?;
@@ -92,8 +93,7 @@ async fn complete(cli: &Cli) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `order-drain-lease-home.sh` and `order-drain-lease-chosen-id.sh`: the default store, home of every lease so far, is
-/// drained and removed.
+/// The default store, which is the home of every lease, is drained and removed.
 #[test]
 fn f04_a_drained_home_hands_its_leases_to_an_heir() {
     scenario::run("drained-home", LIMIT, |dir| async move {
@@ -101,7 +101,7 @@ fn f04_a_drained_home_hands_its_leases_to_an_heir() {
         const CHOSEN: i64 = (7 << 10) | 900;
         let keys = ["/registry/minions/x1", "/registry/configmaps/ns/x2"];
         let long = grant(&client, 0, 600).await?;
-        // This one is renewed all the time, and never heard to be over.
+        // This lease is renewed during the whole drain, and no keep-alive may answer that it has ended.
         let short = grant(&client, 0, 30).await?;
         grant(&client, CHOSEN, 600).await?;
         for (lease, name) in [(long, "long"), (short, "short"), (CHOSEN, "chosen")] {
@@ -135,7 +135,7 @@ fn f04_a_drained_home_hands_its_leases_to_an_heir() {
         let taken = grant(&client, CHOSEN, 60).await.err().context("the id is in use")?;
         ensure!(taken.message().contains("lease already exists"), "{taken}");
         put(&client, "/registry/minions/x3-long", long).await?;
-        // One is renewed no more, two are revoked.
+        // The short lease expires without renewal. The other two are revoked.
         ensure!(!renewing.is_finished(), "{:?}", renewing.await);
         renewing.abort();
         revoke(&client, long).await?;
@@ -164,7 +164,7 @@ async fn ext(dir: &Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
     Shard::start(dir, folder, &flags.map(str::to_owned)).await
 }
 
-/// A home that is lost with its data: what other stores know of its leases is at home in its place.
+/// A home is lost with its data. Its leases are rebuilt at another home from what other stores adopted.
 #[test]
 fn f04_leases_of_a_lost_home_live_on_and_end() {
     scenario::run("lost-home", LIMIT, |dir| async move {
@@ -203,7 +203,7 @@ fn f04_leases_of_a_lost_home_live_on_and_end() {
     });
 }
 
-/// `moves-lease.sh`: while the way back is open, the leases of keys that moved away end as ever.
+/// Leases of keys that moved away end as usual, while the move can still be reversed.
 #[test]
 fn f19_leases_of_moved_keys_expire_and_are_revoked() {
     scenario::run("moved-leases", LIMIT, |dir| async move {
@@ -215,7 +215,7 @@ fn f19_leases_of_moved_keys_expire_and_are_revoked() {
         revoke(&client, long).await?;
         gone(&client, &["/registry/configmaps/ns/long", "/registry/configmaps/ns/short"]).await?;
         ensure!(renew(&client, short).await? == 0);
-        // It goes back without them.
+        // The reversed move does not bring their keys back.
         cli.ok(&["move", "reverse", "1"]).await?;
         gone(&client, &["/registry/configmaps/ns/long", "/registry/configmaps/ns/short"]).await?;
         report("leases: 2 of moved keys ended while the way back was open");

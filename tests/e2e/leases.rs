@@ -1,4 +1,4 @@
-//! Leases through `etcdctl`: granted, kept alive, looked at, revoked, expired.
+//! Leases through `etcdctl`: grant, keep-alive, time-to-live, revoke and expiry.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn etcdctl_leases() {
         let etcdctl = Etcdctl::new(server.address());
         let id = grant(&etcdctl, "600").await?;
         let option = format!("--lease={id}");
-        // Of two kinds, so that in a kindred the lease spans shards.
+        // The keys are of two Kinds, so that the lease spans shards of kindred.
         etcdctl.ok(&["put", &option, "/registry/pods/a/1", "one"]).await?;
         etcdctl.ok(&["put", &option, "/registry/events/a/1", "one"]).await?;
         let kept = etcdctl.ok(&["lease", "keep-alive", "--once", &id]).await?;
@@ -49,7 +49,7 @@ fn etcdctl_leases() {
     });
 }
 
-/// Grants a lease; its id as etcdctl writes it.
+/// Grants a lease and returns its id as etcdctl prints it.
 async fn grant(etcdctl: &Etcdctl, ttl: &str) -> anyhow::Result<String> {
     let granted = etcdctl.ok(&["lease", "grant", ttl]).await?;
     Ok(granted.split_whitespace().nth(1).context("lease id")?.to_owned())

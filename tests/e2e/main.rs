@@ -1,7 +1,8 @@
-//! Real clients against running servers: `etcdctl`, the `etcd-client` crate, raw streams; TLS; shards that die.
+//! Real clients against running servers: `etcdctl`, the `etcd-client` crate and raw streams. The suites also cover TLS,
+//! backups, moves, and shards that die.
 //!
-//! `KINDRED_E2E` chooses the server: `kindred` (default: `kindred up`), `shard` (one shard alone) or `etcd` (the test of
-//! these tests). Suites about several shards or about our TLS flags need `kindred`.
+//! `KINDRED_E2E` chooses the server. `kindred` runs `kindred up` and is the default, `shard` runs one shard alone, and
+//! `etcd` tests these tests. Suites about several shards or about kindred's TLS flags need `kindred`.
 
 mod again;
 mod backup;

@@ -1,4 +1,4 @@
-//! A Kind in hundreds of ranges of which every second one goes elsewhere: as many units, which are switched together.
+//! A Kind has hundreds of ranges, of which every second one moves. Each is a unit, and one decision switches them all.
 
 use std::time::Duration;
 
@@ -15,12 +15,11 @@ use crate::moves::Cli;
 const LIMIT: Duration = Duration::from_secs(240);
 const MOVE_LIMIT: Duration = Duration::from_secs(120);
 const RANGES: usize = 600;
-/// Units of the move.
 const UNITS: usize = 250;
-/// Of an attempt that a busy machine held up there is another.
+/// On a busy machine an attempt may take too long and be given up, so more than one is allowed.
 const ATTEMPTS_MAX: u64 = 3;
 
-/// The ranges, of which those that `moved` says are on b.
+/// The ranges. Those for which `moved` returns true are on b.
 fn ranges(moved: impl Fn(usize) -> bool) -> impl Iterator<Item = String> {
     (0..RANGES).map(move |at| {
         let start = match at {
@@ -57,7 +56,7 @@ fn f18_hundreds_of_units_are_switched_together() {
             etcdctl.ok(&["put", key, "before"]).await?;
         }
 
-        // More of them than are known to be switched in time are refused before anything is done, also in a plan.
+        // A move of more units than can certainly be switched in time is refused before it begins. So is its plan.
         let wanted = dir.join("wanted.yaml");
         std::fs::write(&wanted, file(|at| at % 2 == 1))?;
         let path = wanted.display().to_string();
@@ -79,7 +78,6 @@ fn f18_hundreds_of_units_are_switched_together() {
             ensure!(etcdctl.ok(&["get", key, "--print-value-only"]).await?.trim() == "before", "{key}");
             etcdctl.ok(&["put", key, &at.to_string()]).await?;
         }
-        // And all of them back.
         cli.ok(&["move", "reverse"]).await?;
         for (at, key) in some.iter().enumerate() {
             ensure!(etcdctl.ok(&["get", key, "--print-value-only"]).await?.trim() == at.to_string(), "{key}");

@@ -1,5 +1,5 @@
-//! Two routers of `kindred up` and their meta store: a config made at one is there at the other; the meta store dies and
-//! comes back; the next `kindred up` on the folder goes by what was changed, not by its `--config`.
+//! Two routers of `kindred up` and their meta store. A config that was created at one router reaches the other. The
+//! meta store dies and comes back. The next `kindred up` on the folder uses the changed state, not its `--config`.
 
 use std::{fs, time::Duration};
 
@@ -27,7 +27,7 @@ fn config(name: &str) -> String {
     format!("metadata: {{name: {name}}}\nresource: {name}\nserviceGroupId: default\n")
 }
 
-/// Until the router has the config.
+/// Waits until the router has the config.
 async fn has(admin: &str, name: &str) -> anyhow::Result<()> {
     let path = format!("{CONFIGS}/{name}");
     wait_for("the config at the router", CHANGE_LIMIT, || async {
@@ -46,7 +46,7 @@ fn two_routers_and_their_meta_store() {
         ensure!(made.0 == 201, "{made:?}");
         has(&admins[1], "secrets").await?;
 
-        // The meta store dies: nobody who reads or writes notices.
+        // Reads and writes continue while the meta store is dead.
         up.kill_shard("meta")?;
         let mut puts = 0;
         for address in &clients {
@@ -56,7 +56,7 @@ fn two_routers_and_their_meta_store() {
                 puts += 1;
             }
         }
-        // It is started again, empty, gets the state back, and takes changes.
+        // The meta store starts again empty, gets the state back from a router, and takes changes.
         wait_for("a change after the meta store's return", CHANGE_LIMIT, || async {
             let (code, body) = Admin::at(&admins[1]).ask("POST", CONFIGS, &config("configmaps")).await?;
             ensure!([201, 503].contains(&code), "{code} {body}");
@@ -69,7 +69,7 @@ fn two_routers_and_their_meta_store() {
             "it was lost"
         );
 
-        // The next one on the folder, with another configuration.
+        // The next `kindred up` on the folder gets another configuration, and ignores it.
         up.process.stop().await?;
         let other = dir.join("other.yaml");
         fs::write(&other, "default: default\nstores:\n- {name: default, slot: 1}\n")?;

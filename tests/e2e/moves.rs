@@ -1,4 +1,5 @@
-//! `kindred` as an operator uses it beside `kindred up`: objects, plans, refusals, and Kinds that move under a watch.
+//! The command line as an operator uses it beside `kindred up`: objects, plans, refusals, and Kinds that move under a
+//! watch.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,10 +14,10 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 const LIMIT: Duration = Duration::from_secs(180);
 const LINE_LIMIT: Duration = Duration::from_secs(120);
-/// Transactions of a hundred pods.
+/// The number of transactions. Each puts a hundred pods.
 const BATCHES: usize = 20;
 
-/// `kindred --admin …`.
+/// Runs `kindred --admin …`.
 pub struct Cli {
     program: PathBuf,
     admin: String,
@@ -36,7 +37,7 @@ impl Cli {
         self.output(words).await?.ok().with_context(|| format!("kindred {}", words.join(" ")))
     }
 
-    /// What it says when it refuses.
+    /// The error output of a command that must fail.
     pub async fn refused(&self, words: &[&str]) -> anyhow::Result<String> {
         self.output(words).await?.failed().with_context(|| format!("kindred {}", words.join(" ")))
     }
@@ -48,7 +49,7 @@ async fn pods(etcdctl: &Etcdctl) -> anyhow::Result<i64> {
     Ok(count.context("count")?.parse()?)
 }
 
-/// Two thousand pods.
+/// Writes `BATCHES` times a hundred pods.
 pub async fn fill(etcdctl: &Etcdctl) -> anyhow::Result<()> {
     let value = "x".repeat(500);
     for batch in 0..BATCHES {
@@ -72,7 +73,7 @@ fn the_command_line_shows_plans_and_refuses() {
         let status = cli.ok(&["status"]).await?;
         ensure!(status.contains("No move is under way."), "{status}");
 
-        // A file that gives pods to another store: planned, and nothing has changed.
+        // A plan for a file that gives pods to another store shows the move and changes nothing.
         let file = dir.join("pods.yaml");
         std::fs::write(&file, yaml.replace("serviceGroupId: pods", "serviceGroupId: nodes"))?;
         let path = file.to_str().context("path")?;
@@ -82,7 +83,7 @@ fn the_command_line_shows_plans_and_refuses() {
             ensure!(planned.lines().any(|line| line.starts_with("pods   pods   nodes ")), "{planned}");
         }
         ensure!(cli.ok(&["get", "dpc", "pods", "-o", "yaml"]).await? == yaml);
-        // As it is: nothing happens.
+        // The unchanged file moves no key.
         std::fs::write(&file, &yaml)?;
         ensure!(cli.ok(&["apply", "-f", path]).await? == "no key moves\n");
 
@@ -122,7 +123,7 @@ fn a_kind_moves_under_a_watch_and_comes_back() {
         let added = cli.ok(&["store", "add", "pods2", "--local"]).await?;
         let said: Vec<&str> = added.lines().collect();
         ensure!(said.first() == Some(&"store pods2 added, slot 6"), "{added}");
-        // What it waits for is said where the store is not up at once.
+        // Other lines may come in between: they say what the command waits for until the store is up.
         ensure!(said.last().is_some_and(|last| last.starts_with("store pods2 is up at ")), "{added}");
         let steps: [(&[&str], &str); 6] = [
             (&["move", "pods", "--to", "pods2"], "pods is on pods2; "),
@@ -138,7 +139,7 @@ fn a_kind_moves_under_a_watch_and_comes_back() {
             if words[1] != "complete" {
                 ensure!(said.contains("longest write pause "), "{words:?}: {said}");
             }
-            // What is written is read and seen, in either place.
+            // A write is read and delivered to the watch, on whatever store the key is.
             for name in ["pod-00", "pod-15"] {
                 let key = format!("/registry/pods/ns/{name}-00");
                 etcdctl.ok(&["put", &key, &format!("after {at}")]).await?;
@@ -151,11 +152,11 @@ fn a_kind_moves_under_a_watch_and_comes_back() {
             ensure!(pods(&etcdctl).await? == keys, "{words:?}");
         }
         ensure!(cli.refused(&["move", "abort"]).await?.contains("reverse it"));
-        // What was copied here is what the next copy is expected to be like.
+        // The estimate of the next copy is based on the router's last copy.
         let planned = cli.ok(&["move", "nodes", "--to", "pods2", "--dry-run"]).await?;
         ensure!(planned.contains("a second: as the router made its last copy\n"), "{planned}");
         cli.ok(&["move", "complete"]).await?;
-        // Nothing is left there, so it may go.
+        // The store is empty, so it can be removed.
         let removed = cli.ok(&["store", "remove", "pods2"]).await?;
         ensure!(removed == "store pods2 removed\n", "{removed}");
         watch.kill().await?;
@@ -189,7 +190,7 @@ fn a_kind_does_not_go_where_there_is_no_room() {
         ensure!(refused.contains(&format!("to: {expected}; raise the quota there")), "{refused}");
         let status = cli.ok(&["status"]).await?;
         ensure!(status.contains("No move is under way."), "{status}");
-        // A part that fits goes.
+        // A part of the Kind that fits does move.
         let said = cli.ok(&["split", "pods", "--at", "ns/pod-19-50", "--to", "small"]).await?;
         ensure!(said.contains("pods is on small; "), "{said}");
         ensure!(pods(&etcdctl).await? == (BATCHES * 100) as i64);

@@ -1,4 +1,5 @@
-//! Requests as apiservers send them, small enough for the stream between router and shard, and what a shard has of them.
+//! Requests as apiservers send them, small enough for the batch stream between router and shard, and a shard's counters
+//! of them.
 
 use anyhow::Context;
 use bytes::Bytes;
@@ -15,7 +16,7 @@ pub fn put_of(key: &str, value: &str) -> PutRequest {
     PutRequest { key: key.to_owned().into(), value: value.to_owned().into(), ..Default::default() }
 }
 
-/// All keys below a prefix that ends in a slash.
+/// A read of all keys below a prefix that ends in a slash.
 pub fn below(prefix: &str) -> RangeRequest {
     let end = format!("{}0", prefix.trim_end_matches('/'));
     RangeRequest { key: prefix.to_owned().into(), range_end: end.into(), ..Default::default() }
@@ -45,7 +46,7 @@ pub fn mod_is(key: &str, revision: i64) -> Compare {
     }
 }
 
-/// The revision of the write.
+/// Puts a key and returns the revision of the write.
 pub async fn put(client: &Client, key: &str, value: &str) -> Result<i64, Status> {
     let answer = client.kv.clone().put(put_of(key, value)).await?.into_inner();
     Ok(answer.header.unwrap_or_default().revision)
@@ -59,7 +60,7 @@ pub async fn get(client: &Client, key: &str) -> Result<RangeResponse, Status> {
     range(client, RangeRequest { key: key.to_owned().into(), ..Default::default() }).await
 }
 
-/// How many keys there were, and the revision.
+/// Deletes a key. Returns the number of deleted keys and the revision.
 pub async fn delete(client: &Client, key: &str) -> Result<(i64, i64), Status> {
     let request = DeleteRangeRequest { key: key.to_owned().into(), ..Default::default() };
     let answer = client.kv.clone().delete_range(request).await?.into_inner();
@@ -75,7 +76,8 @@ pub async fn txn(
     Ok(client.kv.clone().txn(TxnRequest { compare, success, failure }).await?.into_inner())
 }
 
-/// Adds one to a number by optimistic transactions, as often as it takes: the number, and how often it took another.
+/// Adds one to a number by optimistic transactions. Returns the new number, and how many transactions failed before one
+/// succeeded.
 pub async fn add_one(client: &Client, key: &str) -> anyhow::Result<(u64, usize)> {
     let mut found = get(client, key).await.with_context(|| format!("get {key}"))?;
     for conflicts in 0.. {
@@ -96,13 +98,13 @@ pub async fn add_one(client: &Client, key: &str) -> anyhow::Result<(u64, usize)>
     unreachable!("an endless loop")
 }
 
-/// The value of the only key of an answer.
+/// The value and the mod revision of the only key of an answer.
 pub fn value_of(answer: &RangeResponse) -> anyhow::Result<(Bytes, i64)> {
     let [kv] = answer.kvs.as_slice() else { anyhow::bail!("one key is expected: {answer:?}") };
     Ok((kv.value.clone(), kv.mod_revision))
 }
 
-/// The sum of a shard's counters of one method.
+/// The sum of a shard's counters with this name for one method.
 pub async fn calls(shard_admin: &str, counter: &str, method: &str) -> anyhow::Result<u64> {
     let (_, text) = Admin::at(shard_admin).ask("GET", "/metrics", "").await?;
     let (start, method) = (format!("{counter}{{"), format!("grpc_method=\"{method}\""));
@@ -111,9 +113,9 @@ pub async fn calls(shard_admin: &str, counter: &str, method: &str) -> anyhow::Re
     values.sum()
 }
 
-/// How many calls of a method, or operations of a batch that are such, a shard has read and not answered.
+/// How many calls of a method a shard has read and not answered, whether they came alone or in a batch.
 pub async fn open_calls(shard_admin: &str, method: &str) -> anyhow::Result<u64> {
-    // In this order: what begins in between is not missing.
+    // The counter of ended calls is read first, so the difference is never negative.
     let handled = calls(shard_admin, "grpc_server_handled_total", method).await?;
     let started = calls(shard_admin, "grpc_server_started_total", method).await?;
     Ok(started - handled)

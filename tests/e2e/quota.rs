@@ -1,5 +1,5 @@
-//! A store that is full: what would need room is refused as etcd refuses it, over the stream between router and shard as
-//! in calls of their own, and nothing else is. The same steps are taken with a real etcd.
+//! A full store refuses what would need space, as etcd refuses it, and refuses nothing else. This holds for operations
+//! in a batch stream and for calls of their own. The same steps run against a real etcd.
 
 use std::{path::Path, time::Duration};
 
@@ -24,11 +24,11 @@ const PODS: &str = "/registry/pods/";
 const EVENTS: &str = "/registry/events/";
 const QUOTA: &str = "--quota-backend-bytes=600000";
 const QUOTA_OF_ETCD: &str = "--quota-backend-bytes=2000000";
-/// An etcd looks at its file, which grows some time after it was written to.
+/// An etcd measures its file, which grows some time after a write, so it takes more values than its quota allows.
 const FULL_MAX: usize = 5000;
-/// Goes over the stream.
+/// A value of this size travels in the batch stream.
 const SMALL: usize = 50_000;
-/// Has a call of its own.
+/// A value of this size gets a call of its own.
 const LARGE: usize = 100_000;
 const CONFIG: &str = "default: main\nstores:\n- {name: main, slot: 1}\n- {name: small, slot: 2}\npartitions:\n\
     - {metadata: {name: pods}, resource: pods, serviceGroupId: small}\n";
@@ -47,7 +47,7 @@ fn is_full(what: &str, refused: Option<Status>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts below a prefix until one is refused; how many there was room for.
+/// Puts keys below a prefix until one is refused. Returns the number of accepted ones.
 async fn fill(client: &Client, prefix: &str) -> anyhow::Result<usize> {
     let value = "x".repeat(SMALL);
     for number in 0..FULL_MAX {
@@ -59,15 +59,15 @@ async fn fill(client: &Client, prefix: &str) -> anyhow::Result<usize> {
     anyhow::bail!("there is room for {FULL_MAX} values of {SMALL} bytes")
 }
 
-/// Who is asked. An etcd may have made the first write that it refuses: it looks for room once more when it applies it, and
-/// then says so of what is done.
+/// The system under test. An etcd may execute the first write that it refuses, because it checks the space once more
+/// while it applies the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Kindred,
     Etcd,
 }
 
-/// What etcd does with a store that is full of pods, from the first refusal until there is room again.
+/// Takes a store from its first refusal until there is space again. Asserts what etcd does at each step.
 async fn full_of_pods(asked: Asked, address: &str) -> anyhow::Result<usize> {
     let (client, etcdctl) = (Client::connect(address).await?, Etcdctl::new(address));
     let first = ops::put(&client, &pod(0), "first").await?;
@@ -76,7 +76,7 @@ async fn full_of_pods(asked: Asked, address: &str) -> anyhow::Result<usize> {
     let alarms = etcdctl.ok(&["alarm", "list"]).await?;
     ensure!(alarms.lines().count() == 1 && alarms.contains("alarm:NOSPACE"), "{alarms}");
 
-    // Whatever may put something, however little, and wherever.
+    // Every request that may put a value is refused, however small it is.
     let (key, absent) = (pod(0), format!("{PODS}ns/absent"));
     for bytes in [1, LARGE] {
         let value = "y".repeat(bytes);
@@ -90,7 +90,7 @@ async fn full_of_pods(asked: Asked, address: &str) -> anyhow::Result<usize> {
         let both = vec![delete_op(&absent), put_op(&key, &value)];
         is_full("a txn that deletes and puts", txn(vec![], both, vec![]).await.err())?;
     }
-    // What was refused left nothing behind, and reads go on.
+    // A refused request changes nothing, and reads still work.
     let found = ops::get(&client, &key).await?;
     ensure!(found.kvs[0].version == 2 && found.kvs[0].create_revision == first, "{:?}", found.kvs[0].version);
     let count = ops::range(&client, RangeRequest { count_only: true, ..below(PODS) }).await?.count;
@@ -101,7 +101,7 @@ async fn full_of_pods(asked: Asked, address: &str) -> anyhow::Result<usize> {
     }
     let reads = ops::txn(&client, vec![mod_is(&absent, 0)], vec![get_op(&key)], vec![]).await?;
     ensure!(reads.succeeded);
-    // So do deletes, which make room.
+    // Deletes still work too, and free space.
     let deletes = ops::txn(&client, vec![mod_is(&absent, 0)], vec![delete_op(&key)], vec![]).await?;
     ensure!(deletes.succeeded && ops::get(&client, &key).await?.kvs.is_empty());
     ensure!(ops::delete(&client, &pod(1)).await?.0 == 1);
@@ -119,13 +119,13 @@ async fn full_of_pods(asked: Asked, address: &str) -> anyhow::Result<usize> {
     ensure!(value_of(&ops::get(&client, &key).await?)? == ("v".into(), written));
     let again = ops::txn(&client, vec![mod_is(&key, written)], vec![put_op(&key, "w")], vec![]).await?;
     ensure!(again.succeeded);
-    // Full once more, as it was told the first time.
+    // The store fills up again and raises the same alarm.
     ensure!(fill(&client, PODS).await? > 2);
     ensure!(etcdctl.ok(&["alarm", "list"]).await? == alarms);
     Ok(taken)
 }
 
-/// The Kinds of the other store know nothing of it, and what asks both is answered.
+/// Kinds on the other store are not affected, and reads over both stores are answered.
 async fn others(client: &Client) -> anyhow::Result<()> {
     let key = "/registry/configmaps/ns/a";
     let (next, _) = ops::add_one(client, key).await?;
@@ -136,7 +136,7 @@ async fn others(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A Kind with a quota of its own, on a store that has room: it alone is refused, without an alarm.
+/// A Kind reaches its own quota on a store that has space. Only that Kind is refused, and there is no alarm.
 async fn full_of_events(cluster: &Cluster, client: &Client) -> anyhow::Result<()> {
     ensure!((3..6).contains(&fill(client, EVENTS).await?));
     let key = format!("{EVENTS}ns/0000");
@@ -174,7 +174,7 @@ fn a_full_store_refuses_what_needs_room_and_nothing_else() {
         let client = cluster.client().await?;
         full_of_events(&cluster, &client).await?;
         let taken = full_of_pods(Asked::Kindred, &cluster.address).await?;
-        // The store is full again.
+        // `full_of_pods` leaves the store full.
         is_full("a pod", ops::put(&client, &pod(0), "v").await.err())?;
         others(&client).await?;
         let lease = Etcdctl::new(&cluster.address).ok(&["lease", "grant", "600"]).await?;

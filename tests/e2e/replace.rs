@@ -1,4 +1,4 @@
-//! R14: a store that is lost with its data is replaced by an empty one, and its old process is not used when it comes back.
+//! R14: an empty store replaces a store that is lost with its data. The old process is not used when it comes back.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn next(watch: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchRespo
     answer.context("the watch stream ended")
 }
 
-/// The process of the store `ext`, with a slot.
+/// Starts a process of the store `ext` with this slot.
 async fn ext(dir: &std::path::Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
     let slot = format!("--slot={slot}");
     let flags = ["--name=ext", &slot, "--in-cluster", CLUSTER, "--durability=buffered"];
@@ -57,14 +57,14 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         let mut old = ext(&dir, "old", 6).await?;
         cli.ok(&["store", "add", "ext", "--endpoint", &format!("http://{}", old.address)]).await?;
         put(&mut client, "before").await?;
-        // Its way back stays open, from a store that is not going to be there.
+        // The move can still be reversed, but its target is about to be lost.
         cli.ok(&["move", "pods", "--to", "ext"]).await?;
         let watcher = up.client().await?;
         let (_requests, mut events) = watch(&watcher, PODS, 1).await?;
         let shown = put(&mut client, "lost").await?;
         ensure!(next(&mut events).await?.events.len() == 1);
 
-        // It lives: there is another way.
+        // A store that is up cannot be replaced, but it can be drained.
         let new = ext(&dir, "new", 7).await?;
         let url = format!("http://{}", new.address);
         let replace = ["store", "replace", "ext", "--endpoint", &url];
@@ -84,7 +84,7 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         let said = cli.ok(&forced).await?;
         ensure!(said.starts_with("store ext is replaced by an empty one, slot 7"), "{said}");
         ensure!(said.ends_with(&format!("store ext is up at {url}\n")), "{said}");
-        // The old process comes back with all that it had, where it was.
+        // The old process comes back at its address, with its data.
         old.process.restart().await?;
         let written = put(&mut client, "new").await?;
         ensure!((written >> 10) - (shown >> 10) >= 20_000_000, "{written} follows {shown}");
@@ -95,14 +95,14 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         let compacted = pods(&mut client, shown).await.err().context("a revision of what is lost")?;
         ensure!(compacted.message().contains("required revision has been compacted"), "{compacted}");
 
-        // Who watches is told once, and begins anew.
+        // A watch is canceled as compacted once. A new watch works.
         let canceled = next(&mut events).await?;
         ensure!(canceled.canceled && canceled.compact_revision > shown, "{canceled:?}");
         let (_requests, mut events) = watch(&watcher, PODS, 1).await?;
         put(&mut client, "newer").await?;
         ensure!(next(&mut events).await?.events.len() == 1);
 
-        // Nobody has said a word to the old one, which serves nothing before somebody does.
+        // No router has sent a handshake to the old process, so it serves nothing.
         let mut direct = Client::connect(&old.address).await?;
         let refused = pods(&mut direct, 0).await.err().context("the old process serves")?;
         ensure!(refused.code() == tonic::Code::Unavailable, "{refused}");
@@ -118,7 +118,7 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         }
         ensure!(names(&pods(&mut client, 0).await?) == ["new", "newer"]);
 
-        // The new one is a store like any other: it may crash, and has what it had.
+        // The new store survives a crash with its data like any other.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let mut new = new;
         new.process.kill()?;
@@ -142,7 +142,7 @@ fn r14_kindred_up_runs_the_new_store_itself() {
         let mut up = Up::start(&dir, "replace-local", &[]).await?;
         let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
         let shown = put(&mut client, "lost").await?;
-        // What says who the store is cannot be read: no process of it starts again.
+        // The file with the store's identity is damaged, so no process starts on this folder.
         let folder = up.data_dir.join("stores").join("pods");
         std::fs::write(folder.join("identity.json"), "{")?;
         up.kill_shard("pods")?;
@@ -161,7 +161,7 @@ fn r14_kindred_up_runs_the_new_store_itself() {
         let aside = std::fs::read_dir(up.data_dir.join("stores"))?.flatten();
         let aside = aside.filter(|entry| entry.file_name().to_string_lossy().starts_with("pods.removed-"));
         ensure!(aside.count() == 1, "what is left of the lost one is put aside");
-        // From now on it is this one.
+        // The next start also uses the new store.
         up.process.stop().await?;
         up.process.restart().await?;
         let again = wait_for("a write after a restart of everything", SOON, || async {
@@ -176,8 +176,8 @@ fn r14_kindred_up_runs_the_new_store_itself() {
     });
 }
 
-/// A disk that was emptied while everything was down: the store of its name is another one, and says so everywhere until an
-/// operator replaces it.
+/// A disk was emptied while everything was down. The process on it is another store with the same name. It is refused
+/// and reported everywhere, until an operator replaces the lost store.
 #[test]
 fn f02_an_emptied_disk_is_not_taken_for_the_store_that_it_was() {
     scenario::run("emptied", LIMIT, |dir| async move {

@@ -1,4 +1,5 @@
-//! A disk that does not answer for a while: what must be on it first waits, over the same stream as all else, which goes on.
+//! A disk does not answer for a while. Only operations that must be on disk first wait, and all others on the same
+//! stream continue.
 
 use std::{future::Future, path::Path, time::Duration};
 
@@ -33,21 +34,21 @@ const B: &str = "/registry/secrets/ns/b";
 const C: &str = "/registry/secrets/ns/c";
 const D: &str = "/registry/secrets/ns/d";
 const PROBE: &str = "/registry/secrets/ns/probe";
-/// More syncs than a start makes.
+/// A start makes fewer syncs than this.
 const SYNCS: usize = 60;
 const CLIENTS: usize = 8;
 const TURNS: usize = 10;
-/// Of a client that does not wait for long.
+/// The deadline of a client that gives up.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The log of mode fsync is held while this file is there.
 struct Held {
+    /// The log of mode `fsync` does not sync while this file exists.
     file: std::path::PathBuf,
     /// The write whose sync does not end.
     first: JoinHandle<Result<i64, Status>>,
 }
 
-/// Writes until the disk does not answer.
+/// Writes until the failpoint blocks the disk.
 async fn hold(client: &Client, file: &Path) -> anyhow::Result<Held> {
     for turn in 0..10 * SYNCS {
         let (client, value) = (client.clone(), turn.to_string());
@@ -65,7 +66,7 @@ async fn hold(client: &Client, file: &Path) -> anyhow::Result<Held> {
     anyhow::bail!("the disk answered {} writes", 10 * SYNCS)
 }
 
-/// Begins a call; it is read by the shard, behind all that were begun before.
+/// Begins a call, and waits until the shard has read it. So the shard reads calls in the order in which they begin.
 async fn begin<T: Send + 'static>(
     admin: &str,
     method: &str,
@@ -80,7 +81,7 @@ async fn begin<T: Send + 'static>(
     Ok(begun)
 }
 
-/// Writes and reads of the Kinds that do not wait for the disk, side by side.
+/// Concurrent writes and reads of Kinds that do not wait for the disk.
 async fn others(client: &Client) -> anyhow::Result<()> {
     let mut tasks = JoinSet::new();
     for number in 0..CLIENTS {
@@ -153,7 +154,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         let newest = begin(&admin, "Put", call(A, "newest")).await?;
         let deleted = client.clone();
         let deleted = begin(&admin, "DeleteRange", async move { ops::delete(&deleted, B).await }).await?;
-        // It compares with what nobody has been shown, so its answer waits as well.
+        // This txn compares with a write that is not visible yet, so its answer waits too (R9).
         let lost = client.clone();
         let lost = async move {
             ops::txn(&lost, vec![mod_is(A, old)], vec![put_op(A, "lost")], vec![get_op(A)]).await
@@ -161,12 +162,13 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         let lost = begin(&admin, "Txn", lost).await?;
         let left = begin(&admin, "Put", call(D, "left")).await?;
         others(&client).await?;
-        // A read over several Kinds shows all of them at one revision, and those that others wrote are shown.
+        // A read over several Kinds needs one revision at which all of them are visible, so it waits too.
         let all = client.clone();
         let all =
             async move { ops::range(&all, RangeRequest { count_only: true, ..below("/registry/") }).await };
         let all = begin(&admin, "Range", all).await?;
-        // All of it has been executed by now: it came before what was just answered. Who goes away changes nothing of it.
+        // The shard executes in order and has just answered later operations, so it has executed all of these. A
+        // client that goes away changes none of them.
         left.abort();
         ensure!(left.await.is_err_and(|ended| ended.is_cancelled()));
         let mut hasty = Request::new(put_of(C, "given up"));
@@ -176,10 +178,10 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         others(&client).await?;
         others(&cluster.client().await?).await?;
 
-        // A router that starts now, as ours did, brings the modes that are in force.
+        // A router that starts now sends the modes that are in force, which changes nothing.
         let again = SetModesRequest { generation: modes.generation, ..SetModesRequest::default() };
         ensure!(shard.set_modes(again).await.context("modes that change nothing")?.into_inner() == modes);
-        // So does one that has heard of another state of the cluster: that waits for the disk, and nobody for it.
+        // Modes of a later state of the cluster wait for the disk, and nothing else waits for them.
         let edition = SetModesRequest { generation: modes.generation + 1, ..SetModesRequest::default() };
         let edition = tokio::spawn(async move { shard.set_modes(edition).await });
         others(&client).await?;
@@ -200,7 +202,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         ensure!(!edition.is_finished(), "modes were answered before they were on disk: {:?}", edition.await);
         ensure!(waiting == [false; 5] && !all.is_finished(), "answered before it was on disk: {waiting:?}");
         ensure!(file.exists(), "the disk has answered");
-        // Everything that was acknowledged before, and nothing else.
+        // The watch has received the acknowledged writes and nothing else.
         let mut last = old;
         while let Some(seen) = next(&mut events).now_or_never() {
             for event in seen?.events {
@@ -222,7 +224,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         let kept = ops::get(&client, D).await?;
         ensure!(value_of(&kept)?.0 == "left" && kept.kvs[0].mod_revision > deleted, "{kept:?}");
         let all_now = 2 * i64::try_from(CLIENTS)? + 3;
-        // Of C nobody knows.
+        // Whether C was written is not known, as its client gave up.
         ensure!(all.count == all_now || all.count == all_now + 1, "{all:?}");
         ensure!(value_of(&ops::get(&client, A).await?)? == ("newest".into(), newest));
         ensure!(ops::get(&client, B).await?.kvs.is_empty());
@@ -248,7 +250,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
     });
 }
 
-/// Two routers end a lease at once, and the one that comes second is not told that it is over before nobody sees its keys.
+/// Two routers end the same lease at once. Neither is answered while the keys of the lease are still visible.
 #[test]
 fn r12_the_end_of_a_lease_is_told_when_it_is_seen_and_not_before() {
     scenario::run("slow-lease", LIMIT, |dir| async move {

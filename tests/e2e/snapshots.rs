@@ -1,5 +1,5 @@
-//! Counts and probes of a Kind over two shards, which go over their streams of batches, while keys are passed from one to
-//! the other: every answer is one moment, and no compaction waits for what was answered, or for who has gone (R5).
+//! Counts and small reads of a Kind over two shards, through the batch streams, while keys pass from one shard to the
+//! other. Every answer is one snapshot. No compaction waits for reads that were answered or whose client has gone (R5).
 
 use std::{
     sync::{
@@ -22,13 +22,13 @@ use crate::{
     ops::{self, below, calls},
 };
 
-/// Less than the compactions would wait for pins that nobody releases, 5 s each.
+/// The compactions would take longer if pins were not released, 5 s each.
 const LIMIT: Duration = Duration::from_secs(45);
 const STEP_LIMIT: Duration = Duration::from_secs(30);
 const COMPACTIONS: usize = 10;
-/// Of all readers, before the first compaction and after the last.
+/// The number of reads to wait for before the first compaction, and after the last.
 const READS: u64 = 200;
-/// Reads that found the shards at different revisions: where it is hard to get a snapshot.
+/// At least this many reads must find the shards at different revisions, as only they need a raise.
 const RAISES: u64 = 30;
 const READERS: usize = 3;
 const STILL: i64 = 20;
@@ -37,16 +37,15 @@ const CONFIG: &str = "default: low\nstores:\n- {name: low, slot: 1}\n- {name: hi
     - {metadata: {name: a}, resource: pods, rangeEnd: m, isRangeEndValid: true, serviceGroupId: low}\n\
     - {metadata: {name: b}, resource: pods, rangeStart: m, isRangeStartValid: true, serviceGroupId: high}\n";
 
-/// What the tasks tell each other.
 #[derive(Default)]
 struct Shared {
     done: AtomicBool,
     reads: AtomicU64,
-    /// The highest revision of what was answered.
+    /// The highest revision in the header of an answer.
     shown: AtomicU64,
 }
 
-/// The one pod that goes between the shards is written in the new place before it is deleted in the old one.
+/// Moves one pod, the walker, between the shards. It writes the new key before it deletes the old one.
 async fn pass(client: Client, shared: Arc<Shared>) -> anyhow::Result<()> {
     let places = [format!("{PODS}b/walker"), format!("{PODS}y/walker")];
     for turn in 0_usize.. {
@@ -61,7 +60,7 @@ async fn pass(client: Client, shared: Arc<Shared>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Others are written as well, each in its place.
+/// Writes other pods, which stay on their shard.
 async fn write(client: Client, namespace: &'static str, shared: Arc<Shared>) -> anyhow::Result<()> {
     for turn in 0_i64.. {
         ops::put(&client, &still(namespace, turn % (STILL / 2)), &turn.to_string()).await?;
@@ -82,7 +81,7 @@ fn revision(answer: &RangeResponse) -> anyhow::Result<i64> {
 
 fn probes() -> [RangeRequest; 3] {
     let count = RangeRequest { count_only: true, ..below(PODS) };
-    // Of everything, and from right before the walker's one place.
+    // One reads the first key of all, the other the first key from one place of the walker on.
     let first = RangeRequest { limit: 1, ..below(PODS) };
     let walker = RangeRequest { key: format!("{PODS}b/").into(), ..first.clone() };
     [count, first, walker]
@@ -94,7 +93,7 @@ async fn read(client: Client, shared: Arc<Shared>) -> anyhow::Result<()> {
         for (probe, missing) in probes().into_iter().zip([0, 0, STILL / 2]) {
             turn += 1;
             if turn % 4 == 0 {
-                // Its client goes away, at whatever moment.
+                // The client of this read goes away at an arbitrary moment.
                 let (client, probe) = (client.clone(), probe.clone());
                 let gone = tokio::spawn(async move { ops::range(&client, probe).await });
                 tokio::task::yield_now().await;
@@ -109,7 +108,7 @@ async fn read(client: Client, shared: Arc<Shared>) -> anyhow::Result<()> {
             ensure!(both == 0 || both == 1, "{} pods instead of {expected}: {probe:?}", answer.count);
             ensure!(answer.kvs.len() == usize::from(!probe.count_only), "{answer:?}");
             ensure!(answer.more != probe.count_only, "{answer:?}");
-            // It was all of that revision.
+            // A read at the answer's revision must give the same answer.
             let again = match ops::range(&client, RangeRequest { revision: now, ..probe.clone() }).await {
                 Ok(again) => again,
                 Err(status) if status.message().contains("has been compacted") => continue,
@@ -129,7 +128,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Waits until so many more reads are answered.
+    /// Waits until this many more reads are answered.
     async fn reads(&mut self, more: u64) -> anyhow::Result<()> {
         let until = self.shared.reads.load(Ordering::SeqCst) + more;
         self.until(|shared| shared.reads.load(Ordering::SeqCst) >= until).await
@@ -175,7 +174,7 @@ fn r5_counts_and_probes_over_shards_under_writes_are_of_one_moment() {
         }
         let mut crowd = Crowd { shared: shared.clone(), tasks };
         crowd.reads(READS).await?;
-        // Readers never stop, so something is pinned all the time, but nothing for long.
+        // The readers never stop, so some revision is always pinned, but none for long.
         for _ in 0..COMPACTIONS {
             let at = i64::try_from(shared.shown.load(Ordering::SeqCst))?;
             let compact = CompactionRequest { revision: at, physical: true };

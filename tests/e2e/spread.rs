@@ -1,4 +1,4 @@
-//! Kinds over several shards, as `deploy/spread.yaml` spreads them, seen through the real `etcdctl`: one etcd.
+//! Kinds are spread over several shards as in `deploy/spread.yaml`, and the real `etcdctl` sees one etcd.
 
 use std::{path::Path, time::Duration};
 
@@ -28,7 +28,7 @@ async fn put(client: &Client, key: &str) -> anyhow::Result<i64> {
     Ok(answer.header.context("header")?.revision)
 }
 
-/// How many keys a shard itself holds below `/registry/`.
+/// The number of keys below `/registry/` on one shard, read without a router.
 async fn held(address: &str) -> anyhow::Result<i64> {
     let client = Client::connect(address).await?;
     let all = RangeRequest {
@@ -40,7 +40,7 @@ async fn held(address: &str) -> anyhow::Result<i64> {
     Ok(client.kv.clone().range(all).await?.into_inner().count)
 }
 
-/// The number behind `"NAME" : ` in `-w fields`.
+/// The value after `"NAME" : ` in the output of `-w fields`.
 fn field(fields: &str, name: &str) -> anyhow::Result<String> {
     let head = format!("\"{name}\" : ");
     let value = fields.lines().find_map(|line| line.strip_prefix(&head));
@@ -55,7 +55,7 @@ fn kinds_over_several_shards_are_one_etcd() {
         let (client, etcdctl) = (up.client().await?, Etcdctl::new(&up.address));
         let first = put(&client, "/registry/configmaps/default/first").await?;
 
-        // Everything from here on, of every Kind.
+        // The watch covers every Kind from here on.
         let mut child =
             etcdctl.start(&["watch", "", "--prefix", &format!("--rev={}", first + 1), "-w", "json"])?;
         let mut lines = BufReader::new(child.stdout.take().context("stdout")?).lines();
@@ -85,7 +85,7 @@ fn kinds_over_several_shards_are_one_etcd() {
         let keys: Vec<&str> = keys.lines().filter(|line| !line.is_empty()).collect();
         ensure!(keys.len() == PODS + LEASES + 1 && keys.is_sorted(), "{keys:?}");
 
-        // One of each name range.
+        // Delete one pod in each range of names.
         for (revision, key) in written.clone().iter().filter(|(_, key)| key.starts_with("/registry/pods/")) {
             if ["/a/", "/h/", "/z/"].iter().any(|namespace| key.contains(namespace)) {
                 let answer = etcdctl.json(&["del", key]).await?;
@@ -103,7 +103,7 @@ fn kinds_over_several_shards_are_one_etcd() {
         let then = etcdctl.ok(&older).await?;
         ensure!(field(&then, "Count")? == PODS.to_string(), "at {before}: {then}");
 
-        // A watch shows all of it in the order of revisions.
+        // The watch delivers all writes in the order of revisions.
         written.sort_unstable();
         let mut seen = Vec::new();
         while seen.len() < written.len() {
@@ -116,7 +116,7 @@ fn kinds_over_several_shards_are_one_etcd() {
                 seen.push((revision, key));
             }
         }
-        // The JSON of etcdctl has keys in base64: revisions identify them.
+        // The JSON of etcdctl has keys in base64, so events are compared by their revisions.
         let revisions = |all: &[(i64, String)]| all.iter().map(|(revision, _)| *revision).collect::<Vec<_>>();
         ensure!(revisions(&seen) == revisions(&written), "seen {seen:?}\nwritten {written:?}");
         child.kill().await?;
@@ -130,21 +130,21 @@ fn kinds_over_several_shards_are_one_etcd() {
     });
 }
 
-/// What a kube-apiserver reads of a Kind that is merged and split again: the probe of the Kind, lists, counts, and a watch
-/// from each revision that it was shown.
+/// A Kind is merged and split again. A kube-apiserver's reads still work: the probe of the Kind, lists, counts, and a
+/// watch from each revision that it received.
 #[test]
 fn f44_the_key_of_a_kind_is_answered_after_any_merge_and_split() {
     scenario::run("pseudo-key", LIMIT, |dir| async move {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/spread.yaml");
         let up = Up::start(&dir, "pseudo-key", &[format!("--config={}", config.display())]).await?;
         let (cli, etcdctl) = (Cli::new(&up)?, Etcdctl::new(&up.address));
-        // Before anything was written: what a get shows of a Kind can be watched from (finding 25).
+        // Before the first write of a Kind, a watch can start after the revision in the header of a get.
         let shown: i64 =
             field(&etcdctl.ok(&["get", "/registry/pods/", "-w", "fields"]).await?, "Revision")?.parse()?;
         let early = ["watch", "/registry/pods/", "--prefix", &format!("--rev={}", shown + 1)];
         let mut early = etcdctl.start(&early)?;
         let mut lines = BufReader::new(early.stdout.take().context("stdout")?).lines();
-        // Over both sides of the splits to come, at one revision (finding 24).
+        // One transaction writes keys on both sides of the splits that follow.
         let puts = ["a", "b", "h", "k"].map(|namespace| format!("put /registry/leases/{namespace}/x 1\n"));
         let alone = cli.ok(&["move", "leases", "--to", "leases-a"]).await;
         ensure!(alone.is_ok(), "{alone:?}");
@@ -187,7 +187,7 @@ fn f44_the_key_of_a_kind_is_answered_after_any_merge_and_split() {
                 etcdctl.ok(&["get", &stem, &format!("--rev={listed}")]).await.context(step)?;
             }
         }
-        // A transaction's events come whole from all the stores that have them by now.
+        // The events of the transaction come in one response, although several stores have them by now.
         let past = ["watch", "/registry/leases/", "--prefix", &format!("--rev={}", before + 1), "-w", "json"];
         let mut past = etcdctl.start(&past)?;
         let mut lines = BufReader::new(past.stdout.take().context("stdout")?).lines();
@@ -201,7 +201,7 @@ fn f44_the_key_of_a_kind_is_answered_after_any_merge_and_split() {
     });
 }
 
-/// What a read of one key shows of a Kind on several shards is above the beginning of each of them, so its watch begins there.
+/// The header of a get of one key is above the beginning of every shard of its Kind, so a watch can start there.
 #[test]
 fn f25_a_kind_that_was_never_written_is_watched_from_the_header_of_a_get() {
     scenario::run("spread-unwritten", LIMIT, |dir| async move {

@@ -1,4 +1,5 @@
-//! A shard that stops answering delays only the watches that need it, says so, and never lets order break.
+//! A shard stops answering. Only the watches that need it are delayed, the router names the shard, and events stay in
+//! order.
 
 use std::{process::Command, time::Duration};
 
@@ -31,7 +32,7 @@ async fn put(client: &mut Client, key: String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends `-STOP` or `-CONT`.
+/// Sends a signal, such as `-STOP` or `-CONT`.
 pub fn signal(pid: u32, signal: &str) -> anyhow::Result<()> {
     let sent = Command::new("kill").args([signal, &pid.to_string()]).status()?;
     ensure!(sent.success(), "kill {signal} {pid} failed");
@@ -58,10 +59,10 @@ fn r6_a_stopped_shard_delays_its_own_ranges_visibly_and_in_order() {
             put(&mut client, format!("/registry/pods/a/{index}")).await?;
             put(&mut client, format!("/registry/configmaps/ns/{index}")).await?;
         }
-        // What does not need it flows.
+        // Watches that do not need the stopped shard receive their events.
         read_events(&mut low, HELD).await?;
         read_events(&mut other, HELD).await?;
-        // What does is held back, and the store is named with how long.
+        // A watch that needs it is held back. The router names the store and how long it has lagged.
         let line = wait_for("the store to be named", SHOWN_LIMIT, || {
             cluster.ready_line(&["watches", "store high has held back"])
         })
@@ -85,7 +86,7 @@ fn r6_a_stopped_shard_delays_its_own_ranges_visibly_and_in_order() {
         })
         .await?;
         put(&mut client, "/registry/pods/a/last".to_owned()).await?;
-        // All of it, in order, each once.
+        // After the shard continues, every event comes once and in order.
         read_events(&mut all, HELD + 2).await?;
         read_events(&mut low, 1).await?;
         wait_for("nobody to lag", SHOWN_LIMIT, || async {

@@ -1,4 +1,4 @@
-//! mTLS: who is let in and who is not.
+//! Mutual TLS: which clients each port accepts.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -67,7 +67,8 @@ fn mutual_tls() {
     });
 }
 
-/// `kindred` with these words, showing a certificate of `--auto-tls` or none: its exit status and what it said.
+/// Runs `kindred` with these words, and with a certificate of `--auto-tls` or none. Returns its exit status and its
+/// output.
 async fn kindred(up: &Up, own: Option<&str>, words: &[&str]) -> anyhow::Result<(Option<i32>, String)> {
     let file = |name: &str| up.data_dir.join("auto-tls").join(name);
     let mut command = Command::new(our_binary("kindred")?);
@@ -96,7 +97,8 @@ fn f32_f33_with_auto_tls_nobody_unknown_does_anything_at_any_port() {
         let key = "/registry/pods/a/1";
         at(&up.address, Some(&client)).ok(&["put", key, "one"]).await?;
 
-        // The meta store and the shards: nothing without a certificate, and writes by the routers' alone, who know the secret.
+        // The meta store and the shards serve nothing without a certificate. They take writes only from the routers,
+        // which know the secret.
         let mut doors = up.stores()?;
         doors.extend(up.addresses("meta")?.into_iter().map(|address| ("meta".to_owned(), address)));
         for (name, address) in &doors {
@@ -117,7 +119,7 @@ fn f32_f33_with_auto_tls_nobody_unknown_does_anything_at_any_port() {
         let found = at(&up.address, Some(&client)).ok(&["get", key, "--print-value-only"]).await?;
         ensure!(found.trim() == "one", "{found}");
 
-        // The admin port.
+        // The admin port serves nothing without a certificate either.
         let a_move = ["move", "pods", "--to", "default", "--no-wait"];
         for words in [&["status"][..], &["health"], &["get", "stores"], &a_move] {
             let (code, said) = kindred(&up, None, words).await?;

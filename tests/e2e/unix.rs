@@ -1,4 +1,4 @@
-//! Router and shard on one machine, by a Unix socket.
+//! Router and shard on one machine, connected by a Unix socket.
 
 use std::{
     fs,
@@ -48,7 +48,7 @@ async fn get(client: &Client, key: &str) -> anyhow::Result<Bytes> {
     Ok(answer.kvs.pop().with_context(|| format!("no {key}"))?.value)
 }
 
-/// Whether the key had this mod revision, and got the value.
+/// Writes the value if the key has this mod revision. Returns whether it did.
 async fn put_if(client: &Client, key: &str, value: &str, mod_revision: i64) -> anyhow::Result<bool> {
     let compare = Compare {
         result: CompareResult::Equal.into(),
@@ -63,7 +63,7 @@ async fn put_if(client: &Client, key: &str, value: &str, mod_revision: i64) -> a
     Ok(client.kv.clone().txn(txn).await.with_context(|| format!("txn on {key}"))?.into_inner().succeeded)
 }
 
-/// Until a write goes through, after its shard was started again.
+/// Waits until a write succeeds after its shard was started again.
 async fn put_again(client: &Client, key: &str) -> anyhow::Result<()> {
     wait_for("a write to the restarted shard", RECOVERY_LIMIT, || async {
         Ok(put(client, key, "again").await.ok())
@@ -72,7 +72,7 @@ async fn put_again(client: &Client, key: &str) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// What a shard says that cannot be started listening there.
+/// The error of a shard that cannot listen at this address.
 async fn refused(dir: &Path, name: &str, listen: &str) -> anyhow::Result<String> {
     let spec = Spec {
         name: name.to_owned(),
@@ -85,16 +85,16 @@ async fn refused(dir: &Path, name: &str, listen: &str) -> anyhow::Result<String>
     Ok(fs::read_to_string(dir.join(format!("{name}.err.log")))?)
 }
 
-/// How many connections a server holds at its socket.
+/// The number of connections that a server has at its socket.
 fn connections(socket: &Path) -> anyhow::Result<usize> {
-    // Num RefCount Protocol Flags Type St Inode Path; state 03 is connected.
+    // The columns are Num RefCount Protocol Flags Type St Inode Path. In column St, 03 is connected.
     let table = fs::read_to_string("/proc/net/unix")?;
     let path = socket.display().to_string();
     let ours = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     Ok(ours.filter(|words| words.get(7) == Some(&path.as_str()) && words[5] == "03").count())
 }
 
-/// The counter of the calls of one method that a shard has begun; none when there was none.
+/// A shard's counter of begun calls of one method; none before the first call.
 async fn started(shard_admin: &str, method: &str) -> anyhow::Result<Option<f64>> {
     let (_, text) = Admin::at(shard_admin).ask("GET", "/metrics", "").await?;
     let method = format!("grpc_method=\"{method}\"");
@@ -108,7 +108,7 @@ fn a_shard_on_a_unix_socket_alone() {
     scenario::run("unix", LIMIT, |dir| async move {
         let socket = dir.join("main.sock");
         let url = format!("unix://{}", socket.display());
-        // What was acknowledged is there after kill -9, so the watch goes on.
+        // With mode fsync a watch continues after kill -9, because no acknowledged write is lost.
         let flags = |_: &str| vec!["--durability=fsync".to_owned()];
         let mut cluster = Cluster::start_at(&dir, CONFIG, &["main"], |_| url.clone(), flags).await?;
         ensure!(cluster.shards[0].address == url, "{}", cluster.shards[0].process.ready_line());
@@ -128,7 +128,7 @@ fn a_shard_on_a_unix_socket_alone() {
         ensure!(!put_if(&client, "/registry/pods/a/1", "three", revision).await?);
         ensure!(get(&client, "/registry/pods/a/1").await? == "two");
         read_events(&mut events, 2).await?;
-        // Many at once: what waits while the socket is busy leaves together.
+        // Many concurrent writes fill the socket, so that waiting ones are sent together.
         let mut writers = JoinSet::new();
         for writer in 0..WRITERS {
             let client = client.clone();
@@ -147,14 +147,14 @@ fn a_shard_on_a_unix_socket_alone() {
         put(&client, "/registry/pods/large/1", &large).await?;
         ensure!(get(&client, "/registry/pods/large/1").await? == large);
         read_events(&mut events, 1).await?;
-        // The streams that TCP has, too.
+        // The router also opens its batch stream and its feeds over the socket.
         for stream in ["Run", "Feed"] {
             let opened = started(&cluster.shards[0].admin, stream).await?;
             ensure!(opened.is_some_and(|times| times >= 1.0), "{stream}: {opened:?}");
         }
         let connected = connections(&socket)?;
         ensure!(connected > 0);
-        // etcd's own client writes the address alike.
+        // etcd's own client accepts the same form of address.
         let direct = Etcdctl::new(&url);
         ensure!(direct.ok(&["get", "/registry/pods/a/1", "--print-value-only"]).await?.trim() == "two");
         ensure!(direct.ok(&["member", "list"]).await?.contains(&url), "what clients are told");
@@ -187,7 +187,7 @@ fn a_shard_on_a_unix_socket_alone() {
     });
 }
 
-/// The addresses of a store in the cluster's state.
+/// The endpoints of a store in the cluster's state.
 async fn endpoints(up: &Up, store: &str) -> anyhow::Result<Vec<String>> {
     let path = format!("/api/v1/servicegroups/{store}");
     let (code, group) = Admin::at(&up.admin).ask("GET", &path, "").await?;
@@ -222,7 +222,7 @@ fn kindred_up_with_unix_sockets() {
         ensure!(dir_mode == 0o700, "{dir_mode:o}");
         put(&clients[0], "/registry/pods/a/1", "one").await?;
         ensure!(get(&clients[1], "/registry/pods/a/1").await? == "one");
-        // Whoever wants to look at a shard does so by TCP, as ever.
+        // Each shard still listens at TCP too, for operators.
         let (_, pods) = stores.iter().find(|(name, _)| name == "pods").context("pods")?;
         ensure!(get(&Client::connect(pods).await?, "/registry/pods/a/1").await? == "one");
 
@@ -230,7 +230,7 @@ fn kindred_up_with_unix_sockets() {
         put_again(&clients[0], "/registry/pods/a/2").await?;
         ensure!(connections(&socket(&up, "pods"))? > 0, "it is found where it was");
 
-        // A store that is added later is no different.
+        // A store that is added later gets a socket too.
         let body = serde_json::json!({
             "apiVersion": "v1", "kind": "ServiceGroup", "metadata": { "name": "more" }, "type": "shard",
         });
@@ -247,7 +247,7 @@ fn kindred_up_with_unix_sockets() {
         up.process.stop().await?;
         let left: Vec<_> = fs::read_dir(up.data_dir.join("sockets"))?.flatten().collect();
         ensure!(left.is_empty(), "{left:?}");
-        // The next one without them.
+        // The next `kindred up` runs without sockets.
         let again = Up::start(&dir, "kindred", &[]).await?;
         let only = endpoints(&again, "pods").await?;
         ensure!(only.len() == 1 && only[0].starts_with("http://"), "{only:?}");

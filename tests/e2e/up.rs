@@ -1,4 +1,4 @@
-//! `kindred up` and the commands around it as processes: their logs, their ports, and readers that go away.
+//! `kindred up` and other commands as processes: their logs, their ports, and readers of their output that go away.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ fn kindred(words: &[&str]) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// With a standard output that nobody reads.
+/// Runs a command whose standard output nobody reads.
 fn unread(words: &[&str]) -> anyhow::Result<Output> {
     let (reader, writer) = std::io::pipe()?;
     drop(reader);
@@ -75,7 +75,7 @@ fn f43_a_second_up_on_the_same_ports_leaves_nothing_behind() {
             ensure!(said.contains(&format!("{taken}: cannot listen on {address}")), "{said}");
             ensure!(!other.exists(), "{} was made", other.display());
         }
-        // In the same folder, what is wrong is that one runs there.
+        // In the same folder the error names the running `kindred up`, not the ports.
         let folder = format!("--data-dir={}", up.data_dir.display());
         let again = kindred(&["up", "--listen", &up.address, "--admin", &up.admin, &folder])?.output()?;
         let said = String::from_utf8_lossy(&again.stderr).into_owned();

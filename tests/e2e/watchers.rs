@@ -1,4 +1,4 @@
-//! Watchers that do not read, and very many watchers.
+//! Clients that do not read their watches, and very many watches.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ const EVENT_LIMIT: Duration = Duration::from_secs(300);
 const WRITERS: usize = 16;
 const VALUE_BYTES: usize = 512;
 
-/// A watch stream with `count` watches of everything under `prefix`, all created.
+/// Opens a stream with `count` watches of everything below `prefix`, and waits until all are created.
 pub async fn watch(
     client: &Client,
     prefix: &'static str,
@@ -48,13 +48,12 @@ pub async fn watch(
     Ok((sender, answers))
 }
 
-/// The next answer.
 pub async fn next(answers: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchResponse> {
     let answer = tokio::time::timeout(EVENT_LIMIT, answers.message()).await.context("no watch answer")??;
     answer.context("the watch stream ended")
 }
 
-/// Reads until `wanted` events have come; fails unless their revisions rise. How long it took.
+/// Reads until `wanted` events have come, and returns how long it took. Fails unless their revisions rise.
 pub async fn read_events(answers: &mut Streaming<WatchResponse>, wanted: usize) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let (mut seen, mut last) = (0, 0);
@@ -69,7 +68,7 @@ pub async fn read_events(answers: &mut Streaming<WatchResponse>, wanted: usize) 
     if seen == wanted { Ok(start.elapsed()) } else { bail!("{seen} events, {wanted} were written") }
 }
 
-/// Writes `count` values to pods with some writers side by side.
+/// Writes `count` values to pods, by `WRITERS` concurrent tasks.
 async fn write(client: &Client, count: usize) -> anyhow::Result<Duration> {
     let start = Instant::now();
     let mut writers = JoinSet::new();
@@ -96,14 +95,14 @@ fn pitfall_a9_slow_watcher_delays_nobody_and_loses_nothing() {
         let server = Server::start(&dir).await?;
         let count = usize::try_from(env_number("KINDRED_SLOW_EVENTS", 50_000)?)?;
         let writer = server.client().await?;
-        // Each on a connection of its own: a window that nobody empties is a connection's.
+        // Each watch has a connection of its own, because the window that a slow client fills is the connection's.
         let slow_client = server.client().await?;
         let (_slow_requests, mut slow) = watch(&slow_client, "/registry/pods/", 1).await?;
         let reader_client = server.client().await?;
         let (_requests, mut reader) = watch(&reader_client, "/registry/pods/", 1).await?;
         let reading = tokio::spawn(async move { read_events(&mut reader, count).await });
         let writing = write(&writer, count).await?;
-        // The slow one has read nothing so far, and the other gets all the same.
+        // The slow client has read nothing so far, and the other one receives all events nevertheless.
         let read = tokio::time::timeout(EVENT_LIMIT, reading)
             .await
             .context("the other watcher was held up")???;
