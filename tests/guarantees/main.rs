@@ -1,8 +1,9 @@
-//! etcd's guarantees, on recorded histories of concurrent clients: real etcd (the test of this test), a shard alone,
-//! one and two routers, with processes that die. `kindred-checker` reads what the clients wrote down.
+//! Checks etcd's guarantees on recorded histories of concurrent clients. The suites run a shard alone, one router and
+//! two routers, with processes that die, and a real etcd to test the test itself. `kindred-checker` checks what the
+//! clients recorded.
 //!
-//! `KINDRED_GUARANTEES_SECONDS` is how long each suite works, `KINDRED_GUARANTEES_SEED` runs one seed only. A history
-//! that breaks a guarantee is kept; `KINDRED_GUARANTEES_HISTORY=FILE cargo test ... replay` checks it again.
+//! `KINDRED_GUARANTEES_SECONDS` is how long each suite runs. `KINDRED_GUARANTEES_SEED` selects a single seed. A history
+//! that breaks a guarantee is stored, and `KINDRED_GUARANTEES_HISTORY=FILE cargo test ... replay` checks it again.
 
 mod run;
 mod stored;
@@ -22,17 +23,17 @@ const LIMIT: Duration = Duration::from_secs(1200);
 const FIRST_SEED: u64 = 1;
 const SPREAD: &str = include_str!("configs/spread.yaml");
 
-/// A cluster whose shards keep nothing on disk.
+/// A cluster whose Kinds have mode `none`.
 fn cluster(config: Option<&'static str>, routers: usize, threads: usize) -> Target {
     Target::Cluster { config, routers, threads, durability: Durability::None }
 }
 
-/// Kinds over several shards that keep everything: events wait for a disk before they are shown (R9).
+/// Kinds over several shards with mode `fsync`, so events wait for a disk before they are visible (R9).
 fn durable() -> Target {
     Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1, durability: Durability::Fsync }
 }
 
-/// Suites side by side would slow each other down until little happens in each.
+/// Suites that run at the same time would slow each other down until too little happens in each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn suite(name: &'static str, target: Target, fault: Fault) {
@@ -132,7 +133,7 @@ fn spread_fsync_shard_killed() {
     suite("spread_fsync_shard_killed", durable(), Fault::DurableShard);
 }
 
-/// Checks a stored history again, when one is named.
+/// Checks a stored history again if the environment names one.
 #[test]
 fn replay() {
     if let Some(path) = run::asked_for() {

@@ -1,4 +1,4 @@
-//! One seed: fresh servers, concurrent clients for a while, maybe a fault, and the check of what they recorded.
+//! The run of one seed: fresh servers, concurrent clients for a while, perhaps a fault, and the check of the history.
 
 use std::{
     collections::BTreeMap,
@@ -24,22 +24,22 @@ use crate::{
     system::{Assumptions, Order, System, Target},
 };
 
-/// How long clients work before and after a fault, or in all without one.
+/// How long clients work before a fault and after it. Without a fault it is the whole time.
 pub const WORK: Duration = Duration::from_millis(2500);
 
-/// What happens in the middle of a run.
+/// The fault in the middle of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,
-    /// `kill -9` of a shard, which loses its Kind.
+    /// `kill -9` of a shard, which loses the keys of its Kind.
     Shard,
-    /// `kill -9` of a shard that keeps everything. The Kinds of the map are on so many shards that it may be any Kind's.
+    /// `kill -9` of a shard that loses nothing. With a spread map it may have keys of any Kind.
     DurableShard,
     /// `kill -9` of a router.
     Router,
 }
 
-/// A suite: what runs, and what happens to it.
+/// The system that a suite runs, and its fault.
 #[derive(Debug, Clone, Copy)]
 pub struct Suite {
     pub name: &'static str,
@@ -47,7 +47,7 @@ pub struct Suite {
     pub fault: Fault,
 }
 
-/// What one seed recorded and how it was judged.
+/// The result of one seed.
 #[derive(Debug)]
 pub struct Seed {
     pub counts: Counts,
@@ -58,7 +58,8 @@ impl Suite {
     /// Runs a seed.
     ///
     /// # Errors
-    /// When a guarantee is broken: with what was found, where the history is, and how to check it again.
+    /// If a guarantee is broken. The error has the violations, the file of the history, and the command that checks it
+    /// again.
     pub async fn run(self, dir: &Path, seed: u64) -> anyhow::Result<Seed> {
         let place = dir.join(format!("seed{seed}"));
         std::fs::create_dir_all(&place)?;
@@ -66,7 +67,7 @@ impl Suite {
         let mut assumptions = Assumptions::of(self.target);
         let mut system = System::start(&place, self.target).await?;
         let worked = self.work(&mut system, &recorder, &mut assumptions, seed).await;
-        // Nobody is served any more, so nothing is recorded any more.
+        // Without servers no task can record anything more.
         drop(system);
         let history = recorder.history();
         let files = |what: String| -> anyhow::Result<Seed> {
@@ -103,7 +104,7 @@ impl Suite {
         )
     }
 
-    /// Lets clients work, then waits until every watch has everything.
+    /// Lets clients work, then waits until every watch has received all events.
     async fn work(
         self,
         system: &mut System,
@@ -146,7 +147,7 @@ impl Suite {
         Ok(())
     }
 
-    /// Requests that should have worked: those of Kinds to which nothing happened.
+    /// The failures of requests for Kinds that the fault did not affect, counted by their text.
     fn unexpected_failures(self, history: &History, assumptions: &Assumptions) -> Vec<String> {
         let mut found: BTreeMap<String, usize> = BTreeMap::new();
         for operation in &history.operations {
@@ -154,11 +155,11 @@ impl Suite {
             let struck = match self.fault {
                 Fault::None => false,
                 Fault::Router => true,
-                // A compaction is of all stores.
+                // A compaction has no Kind: it needs all stores.
                 Fault::Shard | Fault::DurableShard => kind
                     .is_none_or(|kind| assumptions.struck.iter().any(|prefix| prefix == KINDS[kind].prefix)),
             };
-            // Two keys may be on two stores, which is refused.
+            // The keys of a txn may be on two stores, which is refused.
             let refusable = matches!(operation.request, Request::Txn { .. });
             let text = match &operation.outcome {
                 Outcome::Unknown if !struck => "an unknown outcome".to_owned(),
@@ -173,7 +174,7 @@ impl Suite {
     }
 }
 
-/// A run in which little happened proves little.
+/// Says if so little happened in a run that it proves nothing.
 fn too_little(counts: &Counts) -> Option<String> {
     let enough =
         counts.watches > 20 && counts.resumes > 2 && counts.progress > 10 && counts.keys_linearizable > 20;
@@ -183,7 +184,7 @@ fn too_little(counts: &Counts) -> Option<String> {
 /// Checks a stored history again.
 ///
 /// # Errors
-/// With the violations.
+/// If the history has violations; the error lists them.
 pub fn replay(path: &Path) -> anyhow::Result<String> {
     let (history, assumptions) = stored::load(path)?;
     let report = check(&history, &assumptions.config());
@@ -191,7 +192,7 @@ pub fn replay(path: &Path) -> anyhow::Result<String> {
     Ok(report.to_string())
 }
 
-/// The path of a history to check again, if one is asked for.
+/// The path of the history that `KINDRED_GUARANTEES_HISTORY` names.
 pub fn asked_for() -> Option<PathBuf> {
     std::env::var_os("KINDRED_GUARANTEES_HISTORY").map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! A failed history on disk: the history as JSON lines, what was assumed, and what was found.
+//! A failed history on disk, in three files: the history as JSON lines, the assumptions, and the violations.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ const HISTORY: &str = "history.jsonl";
 const ASSUMPTIONS: &str = "assumptions.json";
 const FOUND: &str = "found.txt";
 
-/// Writes all three files; the path of the history.
+/// Writes all three files and returns the path of the history.
 ///
 /// # Errors
-/// When they cannot be written.
+/// If a file cannot be written.
 pub fn save(
     dir: &Path,
     history: &History,
@@ -31,10 +31,10 @@ pub fn save(
     Ok(path)
 }
 
-/// Reads a history and, beside it, what was assumed.
+/// Reads a history, and the assumptions from the file beside it.
 ///
 /// # Errors
-/// When one of them is not there or cannot be read.
+/// If one of them does not exist or cannot be parsed.
 pub fn load(path: &Path) -> anyhow::Result<(History, Assumptions)> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let assumptions = path.with_file_name(ASSUMPTIONS);

@@ -1,4 +1,4 @@
-//! The servers under test, and what may be assumed of them.
+//! The servers under test, and what the checker may assume about them.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -27,10 +27,10 @@ use serde::{Deserialize, Serialize};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 const ANY_PORT: &str = "127.0.0.1:0";
-/// Short, so that periodic progress is seen in a short run.
+/// Short, so that a short run has periodic progress.
 const PROGRESS_EVERY: &str = "--watch-progress-notify-interval=500ms";
 
-/// What to start.
+/// The system to start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     Etcd,
@@ -38,23 +38,23 @@ pub enum Target {
     Shard {
         dense: bool,
     },
-    /// A process for each store of the configuration (the default one for none), and routers in front.
+    /// A process for each store of the configuration, and routers. Without a configuration the default one is used.
     Cluster {
         config: Option<&'static str>,
         routers: usize,
-        /// That serve clients, in each router and shard.
+        /// The number of threads for connections, in each router and shard.
         threads: usize,
-        /// Of every Kind.
+        /// The mode of every Kind.
         durability: Durability,
     },
 }
 
-/// What a shard's death costs.
+/// What the death of a shard loses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// All its keys.
     None,
-    /// Nothing that was acknowledged or shown: no watch is canceled either.
+    /// Nothing that was visible, so no watch is canceled either.
     Fsync,
 }
 
@@ -68,27 +68,27 @@ impl Durability {
     }
 }
 
-/// What the checker may assume; stored with a failed history, so that it can be checked again.
+/// What the checker may assume. It is stored with a failed history, so that the history can be checked again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assumptions {
     pub order: Order,
-    /// Some Kind is on several stores.
+    /// Whether some Kind is on several stores.
     pub spread: bool,
-    /// Kind prefix, last durable revision, first revision after the restart.
+    /// Each gap has a Kind prefix, the last durable revision, and the first revision after the restart.
     pub gaps: Vec<(String, i64, i64)>,
-    /// Kind prefixes of which a store was struck: only these may be slow (R17).
+    /// The prefixes of the Kinds whose stores the fault affected. Only these may be slow (R17).
     #[serde(default)]
     pub struck: Vec<String>,
 }
 
-/// kube-apiserver gives up its watch cache for a Kind whose watch is this far behind (R17).
+/// kube-apiserver stops reading from its watch cache for a Kind whose watch is this far behind (R17).
 const BEHIND_MAX: Nanos = Nanos(3_000_000_000);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     Etcd,
-    /// One counter as etcd's, and for the rest kindred's stricter rules.
+    /// One counter as in etcd, but otherwise kindred's stricter rules.
     Dense,
     PerKind,
 }
@@ -129,14 +129,14 @@ impl Assumptions {
     }
 }
 
-/// Running servers.
+/// The running servers.
 #[derive(Debug)]
 pub struct System {
     /// Where clients connect.
     pub endpoints: Arc<Endpoints>,
     _etcd: Option<Etcd>,
     shards: Vec<(String, Shard)>,
-    /// What a cluster's configuration says.
+    /// The configuration of a cluster; none for other systems.
     valid: Option<Validated>,
     routers: Vec<Process>,
 }
@@ -145,7 +145,7 @@ impl System {
     /// Starts fresh servers.
     ///
     /// # Errors
-    /// When one does not start.
+    /// If one of them does not start.
     pub async fn start(dir: &Path, target: Target) -> anyhow::Result<Self> {
         match target {
             Target::Etcd => {
@@ -232,21 +232,21 @@ impl System {
         })
     }
 
-    /// `kill -9` of a router, and a new one in its place.
+    /// Kills a router with `kill -9` and starts it again.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// If the router does not come back.
     pub async fn restart_router(&mut self, index: usize) -> anyhow::Result<()> {
         let router = self.routers.get_mut(index).context("no such router")?;
         router.kill()?;
         router.restart().await
     }
 
-    /// `kill -9` of the shard that has this Kind alone, and a new process in its place, which has lost everything:
-    /// its first revision, at or below which nothing can be read any more.
+    /// Kills the shard that has all keys of this Kind with `kill -9`, and starts it again without its data. Returns the
+    /// first revision of the new process. Nothing below it can be read any more.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// If the shard does not come back.
     pub async fn restart_shard(&mut self, kind: usize) -> anyhow::Result<Revision> {
         let store = KINDS[kind].default_store;
         let (_, shard) = self.shards.iter_mut().find(|(name, _)| name == store).context("no such store")?;
@@ -255,10 +255,11 @@ impl System {
         first_revision(&shard.address, KINDS[kind].prefix).await
     }
 
-    /// `kill -9` of a shard that keeps what it has, and its next life. The prefixes of the Kinds of which it has keys.
+    /// Kills a shard that loses nothing with `kill -9`, and starts it again. Returns the prefixes of the Kinds that it
+    /// has keys of.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// If the shard does not come back.
     pub async fn restart_durable_shard(&mut self, index: usize) -> anyhow::Result<Vec<String>> {
         let (name, shard) = self.shards.get_mut(index).context("no such shard")?;
         shard.process.kill()?;
@@ -276,13 +277,13 @@ impl System {
             .collect())
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     pub fn shards(&self) -> usize {
         self.shards.len()
     }
 }
 
-/// Waits until a router has a connection to the store of these keys.
+/// Waits until a router reaches the store of these keys.
 async fn serves(client: &Client, prefix: &str) -> anyhow::Result<()> {
     let request =
         RangeRequest { key: Bytes::copy_from_slice(prefix.as_bytes()), limit: 1, ..Default::default() };
@@ -294,8 +295,9 @@ async fn serves(client: &Client, prefix: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a watch of a Kind near the beginning of time is refused with: each Kind has a gap of its own (R10), here from 0 on.
-/// Revision 1 is not in it: nothing before that can be missed.
+/// The first revision of a Kind after a restart. A watch from revision 2 lies in the Kind's gap (R10), which begins at
+/// 0 here, and is canceled with the end of the gap. A watch from revision 1 would not be, as there is nothing before it
+/// that it could have missed.
 async fn first_revision(address: &str, prefix: &str) -> anyhow::Result<Revision> {
     let mut client = Client::connect(address).await?;
     let key = Bytes::from(format!("{prefix}a"));

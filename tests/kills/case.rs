@@ -1,4 +1,4 @@
-//! The matrix: every step boundary of a move, with every way to it, and everything that may go wrong there.
+//! The matrix of cases: every boundary of every step of a move, every way to reach it, and every fault there.
 
 use std::fmt;
 
@@ -10,21 +10,21 @@ use crate::cluster::{META, Wiring};
 /// How the coordinator is brought to a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By a move.
+    /// A move runs.
     Moved,
-    /// By a move that is completed.
+    /// The move is completed.
     Completed,
-    /// By a move that is reversed.
+    /// The move is reversed.
     Reversed,
-    /// By a move that is aborted while both sides are compared.
+    /// The move is aborted while both sides are compared.
     Aborted,
-    /// By an attempt that takes too long.
+    /// An attempt takes too long.
     Late,
-    /// By a write of the record that the coordinator does not know of, and a request.
+    /// The test writes the move's record without the coordinator, and then makes a request to it.
     Touched,
 }
 
-/// The ways to a step: an exhaustive match, so that a new step asks for its way.
+/// The ways to a step. The match is exhaustive, so that a new step does not compile without a way.
 fn ways(step: StepName) -> &'static [Way] {
     match step {
         StepName::TakeTerm
@@ -51,7 +51,7 @@ fn ways(step: StepName) -> &'static [Way] {
     }
 }
 
-/// Of a step.
+/// The boundary of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Before,
@@ -69,7 +69,7 @@ impl Side {
     }
 }
 
-/// A server, by what it has to do with the move when it begins.
+/// A server, by its role when the move begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Server {
     Source,
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// Its name, in a move between these stores.
+    /// The name of the server in a move between these stores.
     pub fn name(self, from: &'static str, to: &'static str) -> &'static str {
         match self {
             Self::Source => from,
@@ -98,37 +98,37 @@ impl Server {
     }
 }
 
-/// Who connects to servers. Servers connect to nobody, and routers not to one another.
+/// The routers, which are the only clients of servers. Servers connect to nobody, and routers not to one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
     Coordinator,
     Survivor,
 }
 
-/// What goes wrong.
+/// The fault of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The coordinator is killed, for good.
+    /// The coordinator is killed and not started again.
     KillCoordinator,
-    /// A server is killed, and started again.
+    /// A server is killed and started again.
     Kill(Server),
     /// The network between two processes is cut for a while.
     Cut(Client, Server),
 }
 
 impl Fault {
-    /// The kills of servers.
+    /// All kills of servers.
     fn kills() -> impl Iterator<Item = Self> {
         Server::ALL.into_iter().map(Self::Kill)
     }
 
-    /// The cuts.
+    /// All cuts of links.
     fn cuts() -> impl Iterator<Item = Self> {
         let clients = [Client::Coordinator, Client::Survivor];
         clients.into_iter().flat_map(|client| Server::ALL.map(|server| Self::Cut(client, server)))
     }
 
-    /// Whether clients of the survivor may feel it: what serves them is away.
+    /// Whether requests to the survivor may fail, because a store or the link to it is away.
     pub fn is_felt(self) -> bool {
         matches!(self, Self::Kill(Server::Source | Server::Target))
             || matches!(self, Self::Cut(Client::Survivor, Server::Source | Server::Target))
@@ -146,7 +146,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Something that goes wrong at a place.
+/// A fault at one side of one step, which the coordinator reaches in one way.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
     step: StepName,
@@ -172,15 +172,15 @@ impl Case {
             .collect()
     }
 
-    /// What there is time for in every run: of each step one side, in the first way, with a kill of its coordinator, with
-    /// one of a server, and with a cut. Sides, servers and cuts by turns.
+    /// The cases of `make test`: for each step and its first way a kill of the coordinator, a kill of a server, and a
+    /// cut. Sides, servers and cuts alternate.
     pub fn some() -> Vec<Self> {
         let (kills, cuts): (Vec<_>, Vec<_>) = (Fault::kills().collect(), Fault::cuts().collect());
         let chosen = |(place, step): (usize, &StepName)| {
             let (step, way) = (*step, ways(*step)[0]);
             let side = |turn: usize| Side::BOTH[turn % 2];
             let (kill, cut) = (kills[place % kills.len()], cuts[place % cuts.len()]);
-            // As many places as there are cuts have one side after the other; from round to round they change.
+            // The number of cuts is even, so without the second term a cut would always have the same side.
             let of_cut = side(place + place / cuts.len());
             [
                 Self { step, side: side(place), way, fault: Fault::KillCoordinator },
@@ -191,7 +191,7 @@ impl Case {
         StepName::ALL.iter().enumerate().flat_map(chosen).collect()
     }
 
-    /// The cluster that it needs.
+    /// The kind of cluster that the case needs.
     pub fn wiring(&self) -> Wiring {
         match self.fault {
             Fault::KillCoordinator | Fault::Kill(_) => Wiring::Direct,
@@ -199,7 +199,7 @@ impl Case {
         }
     }
 
-    /// How the network is cut: in each way at one side of each step.
+    /// How the network is cut: silently before a step, with refused connections after it.
     pub fn cut(&self) -> Cut {
         match self.side {
             Side::Before => Cut::Silent,
@@ -207,7 +207,7 @@ impl Case {
         }
     }
 
-    /// What brings the coordinator to the place, and ends it or has it wait there.
+    /// The failpoints that bring the coordinator to the place, and end it or hold it there.
     pub fn failpoints(&self) -> String {
         let act = if self.fault == Fault::KillCoordinator { "exit" } else { "wait" };
         let there = format!("{}.{}={act}", self.step.as_str(), self.side.word());

@@ -1,4 +1,5 @@
-//! A meta store, two shards, a router that survives, and routers that coordinate one move each.
+//! The cluster of the cases: a meta store, two shards, a router that survives, and a router as the coordinator of each
+//! move.
 
 use std::{
     fs,
@@ -29,13 +30,13 @@ const CONFIG: &str = include_str!("configs/pair.yaml");
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MOVES: &str = "/kindred/moves/";
 const REACH_LIMIT: Duration = Duration::from_secs(60);
-/// What arms the failpoints of a router.
+/// The environment variable that arms the failpoints of a router.
 pub const FAILPOINTS: &str = "KINDRED_FAILPOINTS";
-/// The meta store's name, beside those of the stores.
+/// The name of the meta store, which differs from those of the stores.
 pub const META: &str = "meta";
-/// The router that lives through all.
+/// The name of the router that is never killed.
 pub const SURVIVOR: &str = "survivor";
-/// All others.
+/// The names of all other routers begin so.
 pub const VICTIM: &str = "victim";
 
 /// One of the routers.
@@ -43,14 +44,14 @@ pub struct Router {
     pub process: Process,
     pub address: String,
     pub admin: Admin,
-    /// There while it waits at a failpoint.
+    /// This file exists while the router waits at a failpoint.
     held: PathBuf,
-    /// To the servers, by their names; empty where it connects to them directly.
+    /// The links to the servers, with the servers' names. Empty if the router connects to them directly.
     links: Vec<(&'static str, Link)>,
 }
 
 impl Router {
-    /// Sends a signal (`STOP`, `CONT`).
+    /// Sends a signal, such as `STOP` or `CONT`.
     pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
         let pid = self.process.pid().context("not running")?.to_string();
         let sent = Command::new("kill").args([&format!("-{signal}"), &pid]).status()?;
@@ -58,17 +59,17 @@ impl Router {
         Ok(())
     }
 
-    /// Whether it waits at a failpoint.
+    /// Whether the router waits at a failpoint.
     pub fn is_held(&self) -> bool {
         self.held.exists()
     }
 
-    /// Lets it go on from there.
+    /// Lets the router continue from the failpoint.
     pub fn go_on(&self) -> anyhow::Result<()> {
         fs::remove_file(&self.held).with_context(|| format!("{} waits nowhere", self.address))
     }
 
-    /// Its link to a server.
+    /// The link of the router to a server.
     pub fn link(&self, server: &str) -> anyhow::Result<&Link> {
         let found = self.links.iter().find(|(name, _)| *name == server);
         Ok(&found.with_context(|| format!("no link to {server}"))?.1)
@@ -78,12 +79,12 @@ impl Router {
 /// Whether routers and servers are connected by links that can be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wiring {
-    /// As they are outside of tests: a server that was killed refuses connections.
+    /// No links. As outside of tests, connections to a killed server are refused.
     Direct,
     Linked,
 }
 
-/// Processes of one cluster. All that is written is kept as `kindred up` keeps its meta store: by fsync.
+/// The processes of one cluster. Every Kind has mode `fsync`, as in the meta store of `kindred up`.
 pub struct Cluster {
     dir: PathBuf,
     prefix: String,
@@ -95,9 +96,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `prefix` names the logs, unique in `dir`.
+    /// `prefix` begins the names of logs and files. It must be unique in `dir`.
     pub async fn start(dir: &Path, prefix: &str, wiring: Wiring) -> anyhow::Result<Self> {
-        // A file of its own: routers of another cluster would read one that is being written.
+        // Each cluster has a file of its own. Routers of another cluster could read a shared one while it is written.
         fs::write(dir.join(format!("{prefix}.yaml")), CONFIG)?;
         let flags = |name: &str, slot: u8| {
             vec![format!("--name={name}"), format!("--slot={slot}"), "--durability=fsync".to_owned()]
@@ -116,7 +117,7 @@ impl Cluster {
         Ok(Self { dir, prefix, wiring, meta, stores, survivor, victims: 0 })
     }
 
-    /// Starts one more router, with these failpoints.
+    /// Starts another router with these failpoints.
     pub async fn victim(&mut self, failpoints: &str) -> anyhow::Result<Router> {
         self.victims += 1;
         let name = format!("{VICTIM}{}", self.victims);
@@ -132,7 +133,7 @@ impl Cluster {
         Ok(&mut found.with_context(|| format!("no store {name}"))?.1.process)
     }
 
-    /// A key of the meta store as JSON, with the bytes.
+    /// The value of a key in the meta store, as JSON and as bytes.
     async fn meta_key(&self, key: &str) -> anyhow::Result<Option<(Value, bytes::Bytes)>> {
         let get = RangeRequest { key: key.to_owned().into(), ..Default::default() };
         let kvs = self.meta.client().await?.kv.range(get).await?.into_inner().kvs;
@@ -145,12 +146,12 @@ impl Cluster {
         Ok(self.meta_key(&format!("{MOVES}{id}")).await?.map(|(record, _)| record))
     }
 
-    /// What the coordinator of a move says of it.
+    /// The claim of a move's coordinator.
     pub async fn claim(&self, id: u64) -> anyhow::Result<Option<Value>> {
         Ok(self.meta_key(&format!("/kindred/coordinators/{id}")).await?.map(|(claim, _)| claim))
     }
 
-    /// Writes the record of a move once more as it is, so that its coordinator's next write of it meets a conflict.
+    /// Writes the record of a move again without a change, so that the coordinator's next write of it has a conflict.
     pub async fn touch(&self, id: u64) -> anyhow::Result<()> {
         let key = format!("{MOVES}{id}");
         let (_, value) = self.meta_key(&key).await?.context("a move to touch")?;
@@ -181,7 +182,7 @@ impl Cluster {
         records.into_iter().map(|record| Ok((UnitState::try_from(record.state)?, record))).collect()
     }
 
-    /// The unit records of all stores, for people.
+    /// The unit records of all stores, as text for error messages.
     pub async fn units_shown(&self) -> String {
         let mut shown = String::new();
         for (name, _) in &self.stores {
@@ -208,7 +209,8 @@ impl Cluster {
         Ok(true)
     }
 
-    /// `owner` has all the pods, as many as these, the other store has none, and no record is of anything under way.
+    /// Asserts that `owner` has all pods, of which there are `keys`, that the other store has none, and that every unit
+    /// record is owned or gone.
     pub async fn one_owner(&self, owner: &str, keys: usize) -> anyhow::Result<()> {
         for (name, store) in &self.stores {
             for (state, record) in self.units(name).await? {
@@ -225,7 +227,7 @@ impl Cluster {
             };
             let found = match store.client().await?.kv.range(all).await {
                 Ok(answer) => answer.into_inner().count,
-                // Whoever asks without a map is sent elsewhere.
+                // A store refuses keys that it does not own.
                 Err(status) if status.metadata().contains_key(NOT_OWNED) => 0,
                 Err(status) => return Err(status.into()),
             };
@@ -235,8 +237,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Until the surviving router reaches all stores. A store that comes back is up for its routers at different times, and
-    /// a move that goes on with one of them may make the other wait for it.
+    /// Waits until the surviving router reaches all stores. Routers see a returning store at different times. A move
+    /// that continues at one of them may make requests at the other wait for it.
     pub async fn reaches_all(&self) -> anyhow::Result<()> {
         wait_for("the survivor to reach all stores", REACH_LIMIT, || async {
             let (_, checks) = self.survivor.admin.ask("GET", "/readyz?verbose", "").await?;
@@ -245,7 +247,7 @@ impl Cluster {
         .await
     }
 
-    /// A connection to the surviving router.
+    /// Connects to the surviving router.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&self.survivor.address).await
     }
@@ -263,7 +265,8 @@ async fn router(
     let own_dir = dir.join(format!("{prefix}-{name}"));
     fs::create_dir(&own_dir)?;
     let mut links = Vec::new();
-    // Where a store is stands in the cluster's state, so all routers are told the same.
+    // The address of a store is in the cluster's state, so it is the same for all routers. A relative Unix socket in
+    // each router's own folder gives each router its own link.
     let mut url = |name: &'static str, server: &Shard| match wiring {
         Wiring::Direct => anyhow::Ok(format!("http://{}", server.address)),
         Wiring::Linked => {

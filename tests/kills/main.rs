@@ -1,12 +1,13 @@
-//! At every step boundary of a move something goes wrong, while clients write, read and watch through a router that
-//! survives: the coordinator is killed, or the source, the target or the meta store is killed and started again, or the
-//! network between any two of them is cut for a while. The matrix is generated from the list of steps. Afterwards the
-//! move has gone on or was given up, there is one owner, nothing that was acknowledged is lost, and nothing is left of it.
+//! A fault happens at every boundary of every step of a move, while clients write, read and watch through a router that
+//! survives. The coordinator is killed; or the source, the target or the meta store is killed and started again; or a
+//! link between a router and a server is cut for a while. The matrix is generated from the list of steps. Afterwards
+//! the move has continued or was given up, there is one owner, no acknowledged write is lost, and no trace of the move
+//! is left.
 //!
-//! Of clients only those of a store that is away may notice, and their watches go on all the same.
+//! Only requests to a store that is away may fail, and even watches of its keys continue afterwards.
 //!
-//! `KILLS=all` runs the whole matrix, `KILLS=seal.after` or `KILLS=kill-source` the cases with that in their names (such as
-//! `seal.after/Moved/cut-survivor-target`); the default is [`Case::some`].
+//! `KILLS=all` runs the whole matrix. `KILLS=seal.after` or `KILLS=kill-source` runs the cases with that text in their
+//! names, such as `seal.after/Moved/cut-survivor-target`. The default is [`Case::some`].
 
 mod case;
 mod cluster;
@@ -35,16 +36,17 @@ use tokio::task::JoinSet;
 use writers::{Violation, Writers};
 
 const LIMIT: Duration = Duration::from_secs(900);
-/// Of what was asked for by name.
+/// The limit if the environment chooses the cases.
 const LIMIT_OF_CHOSEN: Duration = Duration::from_secs(3600);
-/// Clusters at a time: most of a case is waiting, for a dead router's claim to end or for a network.
+/// The number of clusters that run concurrently. A case mostly waits: for the claim of a dead router to end, or for a
+/// cut link.
 const CLUSTERS: usize = 4;
-/// So often a case is run again that met nothing but unavailability while the machine stood still.
+/// How many runs may be repeated because the machine stalled. A run that broke a promise is never repeated.
 const AGAIN_MAX: usize = 8;
-/// A kube-apiserver whose watch is this far behind gives up its cache (R17).
+/// A kube-apiserver whose watch is this far behind stops reading from its cache (R17).
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// What came of one kind of fault.
+/// The results of one kind of fault.
 #[derive(Debug, Default)]
 struct Tally {
     cases: usize,
@@ -54,7 +56,7 @@ struct Tally {
     acknowledged: usize,
     /// Requests that failed while a store was away.
     errors: usize,
-    /// Writes among them that were made.
+    /// Failed writes that were executed nevertheless.
     made_in_doubt: usize,
     longest_write: Duration,
     seconds: f64,
@@ -65,11 +67,11 @@ struct Tally {
 struct Total {
     tallies: BTreeMap<String, Tally>,
     failed: Vec<String>,
-    /// Cases that were run again, because the machine stood still.
+    /// The number of cases that ran again because the machine stalled.
     again: usize,
 }
 
-/// Cases still to be run, by the clusters that they need.
+/// The remaining cases, by the kind of cluster that they need.
 struct Queues {
     direct: Mutex<VecDeque<Case>>,
     linked: Mutex<VecDeque<Case>>,
@@ -112,7 +114,7 @@ fn faults_at_every_step_of_a_move() {
         for run in 0..CLUSTERS {
             let (dir, queues, total, stalls) = (dir.clone(), queues.clone(), total.clone(), stalls.clone());
             runs.spawn(async move {
-                // Half of them begin with the other half.
+                // Half of the runs begin with direct clusters, the others with linked ones.
                 let mut wirings = [Wiring::Direct, Wiring::Linked];
                 wirings.rotate_left(run % 2);
                 for wiring in wirings {
@@ -150,7 +152,7 @@ fn faults_at_every_step_of_a_move() {
     });
 }
 
-/// Takes cases from the queue, on one cluster after the other: a case that fails leaves its cluster unusable.
+/// Runs cases from the queue. A case that fails leaves its cluster unusable, so the next one gets a new cluster.
 async fn cases_of(
     dir: PathBuf,
     run: usize,

@@ -1,4 +1,4 @@
-//! One case: a move, what goes wrong on its way, and what the routers make of it.
+//! The run of one case: a move, a fault on its way, and how the routers end it.
 
 use std::time::Duration;
 
@@ -14,34 +14,34 @@ use crate::{
 };
 
 const CLAIM_LIMIT: Duration = Duration::from_secs(60);
-/// Until the coordinator has come to the step.
+/// The time for the coordinator to reach the step.
 const REACH_LIMIT: Duration = Duration::from_secs(60);
-/// From there until the move rests again; claims last 3 s.
+/// The time from the step until the move rests again. Claims last 3 s.
 const REST_LIMIT: Duration = Duration::from_secs(30);
 const OVER_LIMIT: Duration = Duration::from_secs(20);
-/// Writes before a move and after it.
+/// The number of writes to wait for before a move and after it.
 const SOME: usize = 20;
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How long a server is away that is killed before a step.
 const DEAD: Duration = Duration::from_millis(300);
-/// How long the network is cut: a call of a move waits for 2 s.
+/// How long a link is cut. It is shorter than the deadline of a move's call, 2 s.
 const CUT: Duration = Duration::from_millis(1500);
-/// The coordinator from meta for longer than its claim lasts.
+/// How long the coordinator is cut off from the meta store. It is longer than a claim lasts.
 const CUT_OFF: Duration = Duration::from_millis(4500);
 
-/// What a move came to.
+/// The end of a move.
 #[derive(Debug)]
 pub struct Ended {
-    /// Whether the coordinator came to the place.
+    /// Whether the coordinator reached the place of the fault.
     pub reached: bool,
-    /// Whether the other router had something left to do.
+    /// Whether the other router became the coordinator.
     pub taken_over: bool,
-    /// Whether it ended where it began, without a trace.
+    /// Whether the move was given up, so that the source is still the owner.
     pub aborted: bool,
 }
 
 impl Case {
-    /// Moves the pods from `owner` to the other store, with a kill on the way. Returns who owns them then.
+    /// Moves the pods from `owner` to the other store, with the fault on the way. Returns the owner afterwards.
     pub async fn run(
         &self,
         cluster: &mut Cluster,
@@ -57,7 +57,7 @@ impl Case {
         let before = cluster.record(id).await?.context("the record of the move")?;
         let was_over = is_over(&before);
         match self.fault {
-            // One that did not come to the place has to go too.
+            // A coordinator that did not reach its failpoint is killed here.
             Fault::KillCoordinator => victim.process.kill()?,
             fault if reached => {
                 if fault.is_felt() {
@@ -85,7 +85,7 @@ impl Case {
         Ok((now, ended))
     }
 
-    /// What goes wrong while the coordinator waits at the place, from where it goes on.
+    /// Executes the fault while the coordinator waits at the place, and then lets the coordinator continue.
     async fn strike(
         &self,
         cluster: &mut Cluster,
@@ -94,7 +94,7 @@ impl Case {
     ) -> anyhow::Result<()> {
         match (self.fault, self.side) {
             (Fault::KillCoordinator, _) => {}
-            // The step meets nobody.
+            // The server is dead while the step runs.
             (Fault::Kill(server), Side::Before) => {
                 let process = cluster.server(server.name(from, to))?;
                 process.kill()?;
@@ -102,7 +102,7 @@ impl Case {
                 tokio::time::sleep(DEAD).await;
                 process.restart().await?;
             }
-            // The step was done in an earlier life, and the attempt may go on in this one.
+            // The earlier incarnation executed the step, and the attempt may continue with the next one.
             (Fault::Kill(server), Side::After) => {
                 let process = cluster.server(server.name(from, to))?;
                 process.kill()?;
@@ -122,7 +122,7 @@ impl Case {
         Ok(())
     }
 
-    /// Until the coordinator has come to the place, and has ended itself there or waits; false when it does not.
+    /// Waits until the coordinator has reached the place, where it ends itself or waits. False if it does not reach it.
     async fn reached(&self, cluster: &Cluster, victim: &mut Router, id: u64) -> anyhow::Result<bool> {
         let request = match self.way {
             Way::Moved | Way::Late => None,
@@ -155,14 +155,14 @@ impl Case {
             ensure!(runs || reached, "the coordinator has ended");
         }
         if let Some(asked) = asked {
-            // Whoever could have answered may be gone.
+            // The router that should have answered may be dead.
             asked.abort();
         }
         Ok(reached)
     }
 
-    /// Until the move rests again: it is over, or it has switched and nothing is frozen; with the other router, if the
-    /// coordinator was killed. Whether the other router coordinates it.
+    /// Waits until the move rests again: it is over, or it has switched and nothing is frozen. If the coordinator was
+    /// killed, the other router must coordinate it by then. Returns whether the other router coordinates the move.
     async fn settled(&self, cluster: &Cluster, id: u64, was_over: bool) -> anyhow::Result<bool> {
         let killed = self.fault == Fault::KillCoordinator;
         let resting = wait_for("the move to rest", REST_LIMIT, || async {
@@ -197,7 +197,7 @@ fn is_of(record: &Value, router: &str) -> bool {
     record["coordinator"].as_str().is_some_and(|coordinator| coordinator.starts_with(router))
 }
 
-/// Begins a move of the pods, and sees to it that `victim` coordinates it: the other router is stopped until it does.
+/// Begins a move of the pods that `victim` coordinates. The other router is stopped until `victim` has the claim.
 async fn begin(cluster: &Cluster, victim: &mut Router, id: u64, to: &str) -> anyhow::Result<()> {
     cluster.survivor.signal("STOP")?;
     let body = format!(r#"{{"kind":"pods","to":"{to}"}}"#);
@@ -209,11 +209,11 @@ async fn begin(cluster: &Cluster, victim: &mut Router, id: u64, to: &str) -> any
             Ok(None) if began.elapsed() > CLAIM_LIMIT => {
                 break Err(anyhow::anyhow!("the move is not claimed"));
             }
-            // Killed at once, or about to claim.
+            // The victim has been killed already, or has not claimed the move yet.
             Ok(None) => {}
             claimed => break claimed,
         }
-        // No answer at all is one of a router that was killed at once.
+        // A failed request is no refusal: the router may have been killed already.
         if let Some(answered) = asked.take_if(|asked| asked.is_finished())
             && let Ok(Ok((code, text))) = answered.await
             && !(200..300).contains(&code)
@@ -229,14 +229,14 @@ async fn begin(cluster: &Cluster, victim: &mut Router, id: u64, to: &str) -> any
     Ok(())
 }
 
-/// Asks until the request is accepted, or the move is in no state for it any more.
+/// Repeats the request until a router has answered that it is accepted, or that the move's state excludes it.
 async fn ask_until_heard(admin: Admin, id: u64, request: &'static str) {
     while admin.request(id, request).await.is_err() {
         tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 
-/// Has the move completed, if it is not over; its last record.
+/// Completes the move if it is not over, and returns its last record.
 async fn finished(cluster: &Cluster, id: u64) -> anyhow::Result<Value> {
     let asked = tokio::spawn(ask_until_heard(cluster.survivor.admin.clone(), id, "complete"));
     let over = wait_for("the move to be over", OVER_LIMIT, || async {
@@ -257,7 +257,7 @@ async fn finished(cluster: &Cluster, id: u64) -> anyhow::Result<Value> {
     }
 }
 
-/// Nobody claims the move any more.
+/// Waits until the move has no claim.
 async fn unclaimed(cluster: &Cluster, id: u64) -> anyhow::Result<()> {
     let gone = || async { Ok(cluster.claim(id).await?.is_none().then_some(())) };
     wait_for("the claim of the move to go", OVER_LIMIT, gone).await

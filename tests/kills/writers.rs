@@ -1,8 +1,10 @@
-//! Clients of the surviving router: writers with optimistic puts of numbered values who read after each, and a watch.
+//! Clients of the surviving router: a watch, and writers that put numbered values in optimistic transactions and read
+//! after each.
 //!
-//! Nothing that they do may fail but while a store, or the way to it, is away (an outage), and then only as etcd fails:
-//! `Unavailable`, or no answer in time. A write of unknown outcome stays in doubt until the next write of its key, which
-//! is made only if the one in doubt was not and never will be. The watch goes on through all.
+//! Requests may fail only in an outage, while a store or the link to it is away. Then they may fail only as in etcd,
+//! with `Unavailable` or without an answer in time. A write of unknown outcome stays in doubt until the next write of
+//! its key. That one succeeds only if the write in doubt was not executed and never will be. The watch continues
+//! through all faults.
 
 use std::{
     sync::{
@@ -28,25 +30,24 @@ use parking_lot::Mutex;
 use tokio::{sync::RwLock, task::JoinSet};
 use tonic::{Code, Status};
 
-/// All pods.
 pub const PODS: &str = "/registry/pods/";
-/// Behind them.
+/// The first key after all pods.
 pub const PODS_END: &str = "/registry/pods0";
 const WRITERS: usize = 2;
 const KEYS_OF_EACH: usize = 6;
-/// Between the writes of a writer.
+/// The pause between two writes of a writer.
 const BREATH: Duration = Duration::from_millis(10);
-/// Before a writer whose store is away tries again.
+/// The pause of a writer whose store is away, before it tries again.
 const AWAY: Duration = Duration::from_millis(25);
-/// So many turns without a failure of each writer end an outage: all of its keys, and a list.
+/// An outage ends when each writer has made this many turns without a failure. They cover all its keys and a list.
 const FLAWLESS: u64 = 8;
-/// How often a writer also lists everything.
+/// A writer lists all keys once in this many turns.
 const LIST_EVERY: u64 = 8;
-/// Longer than all cases take: nobody keeps the lease alive.
+/// Longer than all cases take, as no client keeps the lease alive.
 const LEASE_TTL_S: i64 = 7200;
 const SEEN_LIMIT: Duration = Duration::from_secs(20);
 
-/// A write that was acknowledged, or an event.
+/// An acknowledged write, or an event.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Written {
     revision: i64,
@@ -58,30 +59,30 @@ struct Written {
 struct Shared {
     acknowledged: Mutex<Vec<Written>>,
     seen: Mutex<Vec<Written>>,
-    /// What no client should have been told.
+    /// Answers that no client should have received.
     complaints: Mutex<Vec<Complaint>>,
     longest: Mutex<Duration>,
-    /// Held by each write, so that a check can wait until none is under way.
+    /// Each write holds it, so that a check can wait until none is under way.
     writing: RwLock<()>,
-    /// One more when an outage begins, and when it ends.
+    /// Grows when an outage begins and when it ends, so it is odd during one.
     outages: AtomicU64,
-    /// Requests that failed in outages.
+    /// The number of requests that failed in outages.
     failed: AtomicUsize,
-    /// Writes that were found to have been made although their clients were told nothing good.
+    /// The number of writes that were executed although their requests failed.
     made_in_doubt: AtomicUsize,
-    /// Of each writer, the turns in a row that did not fail.
+    /// For each writer, the number of turns since its last failure.
     flawless: [AtomicU64; WRITERS],
 }
 
-/// Something no client should have been told.
+/// An answer that no client should have received.
 #[derive(Debug)]
 struct Complaint {
-    /// That what serves it is away, though it should be there.
+    /// The store was unavailable, although there was no outage.
     is_away: bool,
     what: String,
 }
 
-/// Marks an error that nothing excuses: something was lost, told twice, or owned by two.
+/// Marks an error that nothing excuses, such as a lost write, an event that came twice, or two owners.
 #[derive(Debug)]
 pub struct Violation;
 
@@ -93,9 +94,9 @@ impl std::fmt::Display for Violation {
 
 /// Why a turn ended early.
 enum Trouble {
-    /// What clients are told while something is away.
+    /// A failure that is allowed in an outage.
     Away(&'static str, Status),
-    /// What no client should be told.
+    /// A failure that is never allowed.
     Wrong(anyhow::Error),
 }
 
@@ -105,7 +106,7 @@ impl From<anyhow::Error> for Trouble {
     }
 }
 
-/// An answer, or what kind of failure it is.
+/// Turns a failed answer into the kind of trouble that it means.
 fn answered<T>(what: &'static str, answer: Result<tonic::Response<T>, Status>) -> Result<T, Trouble> {
     match answer {
         Ok(answer) => Ok(answer.into_inner()),
@@ -116,23 +117,22 @@ fn answered<T>(what: &'static str, answer: Result<tonic::Response<T>, Status>) -
     }
 }
 
-/// What became of requests.
+/// The outcomes of requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts {
-    /// Writes that were acknowledged, or found to have been made.
+    /// Writes that were acknowledged, or that failed and were executed nevertheless.
     pub acknowledged: usize,
-    /// Requests that failed.
     pub failed: usize,
-    /// Writes among them that were found to have been made.
+    /// Writes that failed and were executed nevertheless.
     pub made_in_doubt: usize,
 }
 
-/// Clients at work; stopped when dropped.
+/// The running clients. They stop when this is dropped.
 pub struct Writers {
     shared: Arc<Shared>,
     client: Client,
     lease: i64,
-    /// How many of the writes were checked.
+    /// How many of the acknowledged writes were checked.
     checked: usize,
     _tasks: JoinSet<()>,
 }
@@ -146,7 +146,7 @@ impl Writers {
         let create =
             WatchCreateRequest { key: PODS.into(), range_end: PODS_END.into(), ..Default::default() };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // The stream of requests stays open: its end would end the watch.
+        // The stream of requests stays open, as its end would end the watch.
         let requests = futures_util::StreamExt::chain(tokio_stream::iter([create]), tokio_stream::pending());
         let mut answers = client.watch.watch(requests).await?.into_inner();
         let created = answers.message().await?.context("an answer to the watch")?;
@@ -173,7 +173,7 @@ impl Writers {
             }
         });
         for number in 0..WRITERS {
-            // The keys of one of them are attached to the lease.
+            // The keys of one writer are attached to the lease.
             let lease = if number == 0 { lease } else { 0 };
             let writer = Writer {
                 shared: shared.clone(),
@@ -188,7 +188,7 @@ impl Writers {
         Ok(Self { shared, client, lease, checked: 0, _tasks: tasks })
     }
 
-    /// How many keys they write.
+    /// The number of keys that the writers write.
     pub fn keys(&self) -> usize {
         WRITERS * KEYS_OF_EACH
     }
@@ -197,12 +197,11 @@ impl Writers {
         self.shared.acknowledged.lock().len()
     }
 
-    /// The longest write since this was asked last.
+    /// The duration of the longest write since the last call of this function.
     pub fn longest(&self) -> Duration {
         std::mem::take(&mut *self.shared.longest.lock())
     }
 
-    /// What was counted so far.
     pub fn counts(&self) -> Counts {
         let count = |count: &AtomicUsize| count.load(Ordering::Relaxed);
         let (failed, made_in_doubt) = (count(&self.shared.failed), count(&self.shared.made_in_doubt));
@@ -214,13 +213,13 @@ impl Writers {
         self.shared.outages.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// When every writer gets along again, nothing may fail any more.
+    /// Waits until every writer succeeds again. From then on no request may fail.
     pub async fn outage_ends(&self) -> anyhow::Result<()> {
         self.shared.flawless.iter().for_each(|turns| turns.store(0, Ordering::SeqCst));
         wait_for("every writer to get along", SEEN_LIMIT, || async {
             self.healthy()?;
             let mut turns = self.shared.flawless.iter().map(|turns| turns.load(Ordering::SeqCst));
-            // The first may have begun before.
+            // The first turn may have begun before the outage ended.
             Ok(turns.all(|turns| turns > FLAWLESS).then_some(()))
         })
         .await?;
@@ -228,7 +227,7 @@ impl Writers {
         Ok(())
     }
 
-    /// Until so many more writes than now were acknowledged.
+    /// Waits until this many more writes are acknowledged.
     pub async fn some(&self, more: usize) -> anyhow::Result<()> {
         let enough = self.acknowledged() + more;
         wait_for("writes", SEEN_LIMIT, || async {
@@ -238,7 +237,7 @@ impl Writers {
         .await
     }
 
-    /// Nobody has complained.
+    /// Fails if a client received an answer that it should not have received.
     pub fn healthy(&self) -> anyhow::Result<()> {
         let complaints = self.shared.complaints.lock();
         if complaints.is_empty() {
@@ -250,8 +249,8 @@ impl Writers {
         Err(if excusable { error } else { error.context(Violation) })
     }
 
-    /// Every write since the last check is there at its revision, the last of each key is there now, the lease has its
-    /// keys, and the watch has seen every write once, in order.
+    /// Asserts that every write since the last check can be read at its revision, that the last write of each key is
+    /// current, that the lease has its keys, and that the watch has received every write once and in order.
     pub async fn check(&mut self) -> anyhow::Result<()> {
         let shared = self.shared.clone();
         let _nobody_writes = shared.writing.write().await;
@@ -313,9 +312,9 @@ struct Writer {
     client: Client,
     number: usize,
     lease: i64,
-    /// The revisions of its keys.
+    /// The revision of the last known write of each key.
     last: Vec<i64>,
-    /// What was written to them since and may have been made, at most one of it.
+    /// For each key, the values of later writes whose outcome is in doubt. At most one of them was executed.
     doubts: Vec<Vec<Bytes>>,
 }
 
@@ -381,7 +380,7 @@ impl Writer {
         }
         let answer = answered("a write", answer)?;
         if !answer.succeeded {
-            // Nobody else writes its keys.
+            // No other writer has these keys, so only a write in doubt can have changed the key.
             let found = answer.responses.iter().find_map(|response| match &response.response {
                 Some(Response::ResponseRange(range)) => range.kvs.first(),
                 _ => None,
@@ -416,12 +415,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Whether this is a write that was not known to have been made.
+    /// Whether this version was written by a write that was in doubt.
     fn was_in_doubt(&self, of: usize, kv: &KeyValue) -> bool {
         kv.mod_revision > self.last[of] && self.doubts[of].contains(&kv.value)
     }
 
-    /// A write of a key is there: what was written before it and is in doubt was not made, and never will be.
+    /// Records an executed write of a key. The other writes in doubt were not executed and never will be, because they
+    /// compare with an older revision.
     fn made(&mut self, of: usize, revision: i64, value: &Bytes) {
         if self.doubts[of].contains(value) {
             self.shared.made_in_doubt.fetch_add(1, Ordering::Relaxed);
@@ -431,7 +431,7 @@ impl Writer {
         self.shared.acknowledged.lock().push(Written { revision, key: self.key(of), value: value.clone() });
     }
 
-    /// A list shows its keys as it wrote them.
+    /// Lists all keys, and checks that this writer's keys are as it wrote them.
     async fn list(&mut self) -> Result<(), Trouble> {
         let all = RangeRequest { key: PODS.into(), range_end: PODS_END.into(), ..Default::default() };
         let kvs = answered("a list", self.client.kv.range(all).await)?.kvs;
@@ -441,7 +441,7 @@ impl Writer {
             match found.as_slice() {
                 [] if self.last[of] == 0 => {}
                 [kv] if kv.mod_revision == self.last[of] => {}
-                // From now on it is there.
+                // The list proves that the write in doubt was executed.
                 [kv] if self.was_in_doubt(of, kv) => self.made(of, kv.mod_revision, &kv.value),
                 _ => {
                     let last = self.last[of];
