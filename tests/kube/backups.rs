@@ -1,4 +1,5 @@
-//! Objects come back from a backup while an apiserver runs: its caches and watches see ordinary events, at new revisions.
+//! Objects come back from a backup while an apiserver runs. Its caches and watches receive ordinary events with new
+//! revisions.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -34,7 +35,7 @@ async fn kindred(cluster: &Cluster, words: &[&str]) -> anyhow::Result<String> {
     etcdctl::run(&our_binary("kindred")?, &all, "").await?.ok()
 }
 
-/// Objects by name: without the resourceVersion, which a restore makes anew; and the list's.
+/// The objects of a list by name, and the list's resourceVersion. The objects have none, because a restore changes it.
 async fn listed(client: &KubeClient, path: &str) -> anyhow::Result<(BTreeMap<String, Value>, u64)> {
     let list = client.get(path).await?.ok()?;
     let objects = items(&list)?.iter().map(|object| {
@@ -45,7 +46,7 @@ async fn listed(client: &KubeClient, path: &str) -> anyhow::Result<(BTreeMap<Str
     Ok((objects.collect(), revision(&list)?))
 }
 
-/// The next events of a watch, each above a revision, counted by what they say.
+/// Counts the next events of a watch by their type. Each must be above the revision `above`.
 async fn changes(watch: &mut Watch, count: usize, above: u64) -> anyhow::Result<BTreeMap<String, usize>> {
     let mut changes = BTreeMap::new();
     for _ in 0..count {
@@ -60,7 +61,8 @@ fn counts(pairs: &[(&str, usize)]) -> BTreeMap<String, usize> {
     pairs.iter().map(|(change, count)| ((*change).to_owned(), *count)).collect()
 }
 
-/// One namespace's ConfigMaps are lost and changed, and come back; those of another are left alone.
+/// The ConfigMaps of one namespace are deleted and changed, and a restore brings them back. It leaves those of another
+/// namespace as they are.
 pub async fn run(cluster: &Cluster, dir: &Path) -> anyhow::Result<()> {
     let client = &cluster.first.client;
     let [home, other, ..] = NAMESPACES;
@@ -100,12 +102,12 @@ pub async fn run(cluster: &Cluster, dir: &Path) -> anyhow::Result<()> {
     )?;
     let (after, now) = listed(client, &path).await?;
     cluster.tally.check(now > last, format_args!("the list's revision {now} is above {last}"))?;
-    // Their UIDs, times and owners too.
+    // The comparison includes UIDs, times and owners.
     cluster.tally.equal(&after, &before, "objects as they were")?;
     let (beside, _) = listed(client, &beside).await?;
     let changed = beside.iter().filter(|(name, object)| untouched.get(*name) != Some(object)).count();
     cluster.tally.equal(&changed, &1, "objects of the other namespace are left as they are")?;
-    // Who still has the object of before the restore is told so.
+    // A client with the object from before the restore gets a conflict.
     client.replace(&format!("{path}/kept-10"), &old).await?.refused(409)?;
     let again = kindred(cluster, &["restore", target, "--kind", "configmaps", "--namespace", home]).await?;
     cluster.tally.check(again.contains("0 keys restored"), again)

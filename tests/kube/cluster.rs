@@ -1,5 +1,5 @@
-//! The cluster under test: what the apiservers store in, the configuration that says where a key belongs, the
-//! apiservers, and what was counted and checked so far.
+//! The cluster under test: the store of the apiservers, the configuration that says where a key belongs, the
+//! apiservers, and the counters of the run.
 
 use std::{
     fmt::Display,
@@ -21,16 +21,16 @@ use kindred_tests::{
 };
 use kindred_transport::tls::ClientTlsSettings;
 
-/// How long an event lives (`--event-ttl`).
+/// The TTL of events (`--event-ttl`).
 pub const EVENT_TTL: Duration = Duration::from_secs(5);
 
-/// How often the apiservers compact: revisions older than two of these are gone.
+/// How often the apiservers compact. Revisions that are older than two intervals are compacted.
 pub const COMPACTION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long a change may take to be seen, on a busy machine.
+/// The longest time until a client sees a change, on a busy machine.
 pub const SEEN_LIMIT: Duration = Duration::from_secs(30);
 
-/// What has been done and checked.
+/// What the run has done and checked.
 #[derive(Debug, Default)]
 pub struct Tally {
     objects: AtomicU64,
@@ -83,37 +83,37 @@ impl Tally {
     }
 }
 
-/// A `kindred up` with TLS, and where its keys belong.
+/// A `kindred up` with TLS, and its configuration.
 pub struct Kindred {
     pub up: Up,
     pub config: Validated,
-    /// How clients of the router are let in.
+    /// The certificates of the router's clients.
     pub client_tls: ClientTlsSettings,
-    /// How the router is let in at the shards.
+    /// The certificates with which the router connects to shards.
     pub shard_tls: ClientTlsSettings,
-    /// How an operator is let in at the admin port.
+    /// The certificates of an operator at the admin port.
     pub admin_tls: ClientTlsSettings,
 }
 
-/// Whose certificates the router shows and demands.
+/// The authority of all certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certificates {
-    /// An authority of the test's.
+    /// The test's own authority.
     Given,
-    /// `--auto-tls`.
+    /// The authority of `--auto-tls`.
     Auto,
 }
 
-/// Which configuration kindred gets.
+/// The configuration that kindred gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Map {
-    /// The default one, or that of `KINDRED_TEST_CONFIG`.
+    /// The default configuration, or the file of `KINDRED_TEST_CONFIG`.
     Default,
-    /// Every Kind that the run writes much of in three ranges of names.
+    /// Each Kind with many objects is split into three ranges of names.
     Ranges,
-    /// Every such Kind on a ring of four stores.
+    /// Each Kind with many objects is on a ring of four stores.
     Ring,
-    /// The default stores, with Kinds of every durability.
+    /// The default stores, with Kinds of every mode.
     Modes,
 }
 
@@ -135,7 +135,7 @@ impl Map {
 }
 
 impl Kindred {
-    /// Starts one.
+    /// Starts it and waits until it is ready.
     async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
         let mut flags = Vec::new();
         let text = map.text()?;
@@ -167,7 +167,7 @@ impl Kindred {
         let client_tls = client_tls.unwrap_or_else(|| shard_tls.clone());
         let mut config = parse::parse_config(&text)?;
         for (name, address) in up.stores()? {
-            // The configuration is checked as a router sees it: with an endpoint for every store.
+            // `validate` requires an endpoint for every store, as a router does.
             let store = config.stores.iter_mut().find(|store| store.name.0 == name);
             store.with_context(|| format!("{name} is not configured"))?.endpoints = vec![address];
         }
@@ -175,7 +175,7 @@ impl Kindred {
         Ok(Self { up, config, client_tls, shard_tls, admin_tls })
     }
 
-    /// The name of the store that a key belongs on.
+    /// The name of the store that should have a key.
     pub fn store_of(&self, key: &str) -> &str {
         &self.config.stores[usize::from(self.config.map.store_of(key.as_bytes()).0)].name.0
     }
@@ -189,18 +189,18 @@ fn tls_settings(authority: PathBuf, cert: PathBuf, key: PathBuf) -> ClientTlsSet
     }
 }
 
-/// What the apiservers store in.
+/// The store of the apiservers.
 pub enum Store {
     Kindred(Box<Kindred>),
-    /// A real etcd without TLS: the test of these tests.
+    /// A real etcd without TLS, to test these tests.
     Etcd(Box<Etcd>),
 }
 
-/// One store with two apiservers. Fields are dropped in order: the apiservers stop first.
+/// One store with two apiservers. Fields are dropped in their order, so the apiservers stop first.
 pub struct Cluster {
     pub tally: Tally,
     pub first: Apiserver,
-    /// Started by the steps that need a second one.
+    /// Only some steps need it, and start it.
     pub second: Option<Apiserver>,
     pub store: Store,
     files: ClusterFiles,
@@ -209,14 +209,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the store (`KINDRED_KUBE_STORE=etcd`: a real etcd) and the first apiserver.
+    /// Starts the store and the first apiserver. With `KINDRED_KUBE_STORE=etcd` the store is a real etcd.
     pub async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
         let store = match std::env::var("KINDRED_KUBE_STORE").as_deref() {
             Ok("etcd") => Store::Etcd(Box::new(Etcd::start(dir, "etcd").await?)),
             Ok("kindred") | Err(_) => Store::Kindred(Box::new(Kindred::start(dir, certificates, map).await?)),
             Ok(other) => bail!("KINDRED_KUBE_STORE={other} is neither kindred nor etcd"),
         };
-        // No event is to end by itself while those are counted that a crash has taken.
+        // In runs with crashes lost events are counted, so no event may expire meanwhile.
         let event_ttl = if map == Map::Modes { 100 * EVENT_TTL } else { EVENT_TTL };
         let mut etcd_flags = vec![
             format!("--event-ttl={}s", event_ttl.as_secs()),
@@ -244,7 +244,7 @@ impl Cluster {
         Ok(Self { tally, first, second: None, store, files, etcd_flags, dir: dir.to_owned() })
     }
 
-    /// Starts the second apiserver, with or without caches between it and the store, or again in the other way.
+    /// Starts the second apiserver, with or without a watch cache. If it is running, it is restarted with that setting.
     pub async fn start_second(&mut self, cached: bool) -> anyhow::Result<()> {
         let cache = cached.to_string();
         match &mut self.second {
@@ -271,7 +271,7 @@ impl Cluster {
         }
     }
 
-    /// Stops everything, apiservers first: with its store gone, an apiserver does not stop.
+    /// Stops everything, apiservers first, because an apiserver does not stop without its store.
     pub async fn stop(mut self) -> anyhow::Result<Tally> {
         if let Some(second) = &mut self.second {
             second.process.stop().await?;

@@ -1,5 +1,6 @@
-//! `kill -9` of every shard while clients create objects through the apiserver, with Kinds of every durability: the
-//! apiserver goes on by itself, acknowledged objects are there as their mode promises, and its caches show nothing else.
+//! Every shard is killed with `kill -9` while clients create objects through the apiserver, with Kinds of every mode.
+//! The apiserver recovers by itself, acknowledged objects survive as their mode promises, and its caches have nothing
+//! else.
 
 use std::{
     collections::BTreeMap,
@@ -25,25 +26,23 @@ use crate::{
 };
 
 const WRITERS: usize = 4;
-/// Acknowledged before the kill, and again after it.
+/// The number of acknowledged objects to wait for before the kill, and again after it.
 const SOME: usize = 40;
-/// A writer that was refused is not to be in the way of a shard that starts.
+/// The pause of a writer after a refusal, so that writers do not slow the start of the shard.
 const AFTER_A_REFUSAL: Duration = Duration::from_millis(50);
-/// A dead shard is started again, recovers, and routers and apiserver find it.
+/// The time for a dead shard to start again and recover, and for router and apiserver to reach it.
 const BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a mode promises of what was acknowledged before the kill.
+/// Which of the objects that were acknowledged before the kill a mode promises to keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Promise {
-    /// All of it.
     Everything,
-    /// All but the last.
+    /// All but the last ones.
     Beginning,
-    /// Nothing.
     Nothing,
 }
 
-/// Objects of one Kind that are created while its shard is killed.
+/// A Kind whose objects are created while its shard is killed.
 struct Kind {
     resource: &'static str,
     store: &'static str,
@@ -82,18 +81,18 @@ fn kinds() -> [Kind; 6] {
     ]
 }
 
-/// What was acknowledged: names with their revisions.
+/// The names of the acknowledged objects, by revision.
 #[derive(Default)]
 struct Acknowledged {
     objects: Mutex<BTreeMap<u64, String>>,
     next: AtomicUsize,
 }
 
-/// Kills the shard of each Kind once; how many objects were acknowledged, and how many of them were lost.
+/// Kills the shard of each Kind once. Returns how many objects were acknowledged, and how many of them were lost.
 pub async fn run(cluster: &Cluster) -> anyhow::Result<(usize, usize)> {
     let client = &cluster.first.client;
     for home in [NAMESPACES[0], "kube-node-lease"] {
-        // The apiserver makes the one for leases itself, some time.
+        // The apiserver creates the namespace for leases itself, at some time.
         let made = client.create("/api/v1/namespaces", &namespace(home)).await?;
         ensure!(made.status == 201 || made.status == 409, "namespace {home}: {made:?}");
     }
@@ -114,7 +113,7 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<(usize, usize)> {
 async fn crash(cluster: &Cluster, kind: &Kind) -> anyhow::Result<(usize, usize)> {
     let kindred = cluster.kindred().context("a real etcd has no shards")?;
     let client = &cluster.first.client;
-    // Events have no cache; of them, as of whatever is lost, nothing is claimed.
+    // Only a Kind that loses nothing has to keep its cache. Events have none at all.
     let caches = match kind.promise {
         Promise::Everything => Some(initializations(cluster, kind.resource).await?),
         Promise::Beginning | Promise::Nothing => None,
@@ -166,7 +165,7 @@ async fn create(
     written: &Acknowledged,
 ) -> anyhow::Result<()> {
     while !done.load(Relaxed) {
-        // A name of its own for each: one that failed may have been created.
+        // Each attempt has a name of its own, because a failed one may have created its object.
         let name = format!("crash-{}", written.next.fetch_add(1, Relaxed));
         match client.create(&kind.path, &(kind.object)(&name)).await {
             Ok(made) if made.status == 201 => {
@@ -178,8 +177,8 @@ async fn create(
     Ok(())
 }
 
-/// The objects of a list, with the revisions that they were written at. An apiserver that was told *compacted* fills its
-/// cache again, and lets clients wait meanwhile.
+/// The objects of a list with their revisions. An apiserver whose watch was canceled as compacted fills its cache
+/// again, and answers 429 meanwhile.
 async fn listed(client: &KubeClient, path: &str) -> anyhow::Result<BTreeMap<String, u64>> {
     let list = wait_for("the apiserver's cache", SEEN_LIMIT, || async {
         let answer = client.get(path).await?;
@@ -193,8 +192,8 @@ async fn listed(client: &KubeClient, path: &str) -> anyhow::Result<BTreeMap<Stri
     items(&list)?.iter().map(object).collect()
 }
 
-/// How many acknowledged objects are not there. They stand together: all that was written before them is there, and all
-/// that the new process wrote is.
+/// The number of acknowledged objects that are lost. They must follow one another: everything that was written before
+/// them is there, and everything that the restarted shard wrote is.
 async fn judge(cluster: &Cluster, kind: &Kind, written: &BTreeMap<u64, String>) -> anyhow::Result<usize> {
     let found = listed(&cluster.first.client, &kind.path).await?;
     let there: Vec<bool> = written.iter().map(|(at, name)| found.get(name) == Some(at)).collect();
@@ -204,7 +203,7 @@ async fn judge(cluster: &Cluster, kind: &Kind, written: &BTreeMap<u64, String>) 
     cluster.tally.equal(&together, &lost, "lost objects that were written one after the other")?;
     let (most, least) = match kind.promise {
         Promise::Everything => (0, 0),
-        // The clients had been answered by a process that was alive for a moment longer than it was asked to be.
+        // The process may have answered some more clients between the signal and its death.
         Promise::Beginning => (written.len().saturating_sub(SOME), 0),
         Promise::Nothing => (written.len().saturating_sub(SOME), SOME),
     };
@@ -215,7 +214,7 @@ async fn judge(cluster: &Cluster, kind: &Kind, written: &BTreeMap<u64, String>) 
     Ok(lost)
 }
 
-/// What the apiserver's cache shows comes to be what the store holds: nothing that was lost stands in it.
+/// Waits until the apiserver's cache has the same objects as the store, and so none that was lost.
 async fn cache_is_right(client: &KubeClient, kind: &Kind) -> anyhow::Result<()> {
     let cached = format!("{}?resourceVersion=0", kind.path);
     wait_for("the cache to show what is stored", SEEN_LIMIT, || async {
@@ -225,7 +224,7 @@ async fn cache_is_right(client: &KubeClient, kind: &Kind) -> anyhow::Result<()> 
     .await
 }
 
-/// How often the watch cache of a resource was filled.
+/// How often the apiserver has filled the watch cache of a resource.
 async fn initializations(cluster: &Cluster, resource: &str) -> anyhow::Result<f64> {
     let metrics = cluster.first.metrics().await?;
     let filled =

@@ -1,4 +1,4 @@
-//! Events end with their leases; and the shard of the events is killed while others write.
+//! Events expire with their leases. Then the shard of the events is killed while clients write other objects.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -20,13 +20,14 @@ use crate::{
 
 const EVENTS: usize = 24;
 
-/// Leases end up to 5 % late by Kubernetes' rounding, then the store and the watch have to tell it.
+/// Kubernetes rounds leases up by as much as 5 %. Then the store has to delete the events, and the watch to deliver
+/// the deletes.
 const END_LIMIT: Duration = Duration::from_secs(45);
 
-/// A shard that died is to be back, with the router connected to it, within seconds.
+/// A dead shard must be back within this time, with the router connected to it.
 const BACK_LIMIT: Duration = Duration::from_secs(20);
 
-/// Both kinds of events are deleted when their time is over, and not before.
+/// Events of both APIs are deleted after their TTL, and not before.
 pub async fn events_end(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     wait_for("earlier events to end", END_LIMIT, || async {
@@ -67,7 +68,7 @@ async fn create_event(client: &KubeClient, index: usize) -> anyhow::Result<Value
     }
 }
 
-/// The names of the next events of a watch, which must all be of this kind.
+/// The names in the next `EVENTS` changes of a watch, which must all be of this type.
 async fn tell(watch: &mut Watch, kind: &str) -> anyhow::Result<Vec<String>> {
     let mut names = Vec::new();
     for told in 0..EVENTS {
@@ -79,8 +80,8 @@ async fn tell(watch: &mut Watch, kind: &str) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// `kill -9` of the shard that events are on. Writes of other objects go on without a failure and the apiserver stays
-/// ready; events can be written again soon. The name of the shard, unless the apiserver itself depends on it.
+/// Kills the shard of the events with `kill -9`. Writes of other objects do not fail, the apiserver stays ready, and
+/// events can soon be written again. Returns the name of the shard. Does nothing if the apiserver itself depends on it.
 pub async fn kill_the_events_shard(cluster: &Cluster) -> anyhow::Result<Option<String>> {
     let Some(kindred) = cluster.kindred() else { return Ok(None) };
     let home = NAMESPACES[0];
@@ -119,7 +120,7 @@ pub async fn kill_the_events_shard(cluster: &Cluster) -> anyhow::Result<Option<S
     Ok(Some(victim))
 }
 
-/// Names of pods of this namespace that are not on that store; one writer for each.
+/// Names for pods of this namespace that are not on this store. Each gets one writer.
 fn pods_elsewhere(kindred: &Kindred, home: &str, store: &str) -> Vec<String> {
     (0..26)
         .map(|index| spread("steady", index))
@@ -128,7 +129,7 @@ fn pods_elsewhere(kindred: &Kindred, home: &str, store: &str) -> Vec<String> {
         .collect()
 }
 
-/// Creates, changes and deletes a pod again and again; no failure is accepted.
+/// Creates, changes and deletes a pod repeatedly. No request may fail.
 async fn write_pod(
     client: &KubeClient,
     name: &str,
@@ -147,7 +148,7 @@ async fn write_pod(
     Ok(())
 }
 
-/// How often the apiserver said that it is ready; it must never say anything else.
+/// Asks the apiserver repeatedly whether it is ready, and fails if it ever is not. Returns the number of answers.
 async fn stays_ready(client: &KubeClient, done: &AtomicBool) -> anyhow::Result<u64> {
     let mut answers = 0;
     while !done.load(Relaxed) {
@@ -158,7 +159,8 @@ async fn stays_ready(client: &KubeClient, done: &AtomicBool) -> anyhow::Result<u
     Ok(answers)
 }
 
-/// Kills the shard once pods are being written; how long events could not be written, and the first one after that.
+/// Kills the shard while pods are written. Returns how long events could not be written, and the first event
+/// afterwards.
 async fn outage(
     cluster: &Cluster,
     kindred: &Kindred,
@@ -178,11 +180,11 @@ async fn outage(
     let (home, client) = (NAMESPACES[0], &cluster.first.client);
     let mut names = names.iter();
     let after = wait_for("events to be written again", BACK_LIMIT, || {
-        // An attempt that failed may have been executed, so each has a name of its own.
+        // Each attempt has a name of its own, because a failed one may have been executed.
         let name = names.next();
         async move {
             let object = event(home, name.context("another name")?);
-            // The old process may still have answered while it died.
+            // An answer may still have come from the old process while it died.
             let restarted = kindred.up.shard_pid(victim).is_ok_and(|now| now != pid);
             let answer = client.create(&collection(home, "events"), &object).await?;
             Ok((restarted && answer.status == 201).then_some(answer.body))

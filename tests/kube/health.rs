@@ -1,10 +1,10 @@
-//! What the apiserver's own metrics say about its store.
+//! Checks the apiserver's own metrics about its store.
 //!
 //! | metric | expected |
 //! | --- | --- |
-//! | `etcd_request_errors_total` | nothing; after a shard was killed, nothing but for what it held |
-//! | `apiserver_watch_cache_initializations_total` | as at the start: no watch cache had to be filled again |
-//! | `apiserver_storage_consistency_checks_total` | no failure, if one has run (every five minutes and more) |
+//! | `etcd_request_errors_total` | none; after a shard was killed, only errors of the Kinds on that shard |
+//! | `apiserver_watch_cache_initializations_total` | the same as at the start: no watch cache was filled again |
+//! | `apiserver_storage_consistency_checks_total` | no failed check; a check runs every five minutes at most |
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const ERRORS: &str = "etcd_request_errors_total";
 const INITIALIZATIONS: &str = "apiserver_watch_cache_initializations_total";
 const CONSISTENCY: &str = "apiserver_storage_consistency_checks_total";
 
-/// The counters of the first apiserver at some time.
+/// The counters of the first apiserver at the beginning of an interval.
 pub struct Baseline {
     errors: BTreeMap<String, f64>,
     initializations: BTreeMap<String, f64>,
@@ -36,7 +36,7 @@ impl Baseline {
         Ok(baseline)
     }
 
-    /// Nothing has gone wrong since, in a cluster that nobody has disturbed.
+    /// Asserts that there was no error since, in a cluster without faults.
     pub async fn no_errors(&self, cluster: &Cluster) -> anyhow::Result<()> {
         let metrics = cluster.first.metrics().await?;
         cluster.tally.equal(&samples(&metrics, ERRORS), &self.errors, ERRORS)?;
@@ -44,7 +44,7 @@ impl Baseline {
         self.same_caches(cluster, &metrics)
     }
 
-    /// Nothing has gone wrong since, but for requests to the shard that was killed.
+    /// Asserts that there was no error since, except for requests to the shard that was killed.
     pub async fn undisturbed(&self, cluster: &Cluster, killed: Option<&str>) -> anyhow::Result<()> {
         let metrics = cluster.first.metrics().await?;
         for (labels, value) in samples(&metrics, ERRORS) {
@@ -78,7 +78,7 @@ impl Baseline {
     }
 }
 
-/// Whether a store serves a Kind that these labels of a metric name.
+/// Whether the labels of a metric name a Kind that this store serves.
 fn serves(kindred: &crate::cluster::Kindred, store: &str, labels: &str) -> bool {
     kinds(kindred, store).iter().any(|kind| {
         let resource = if kind == "minions" { "nodes" } else { kind };
@@ -90,7 +90,7 @@ fn only_events(kindred: &crate::cluster::Kindred, store: &str) -> bool {
     kinds(kindred, store) == ["events"]
 }
 
-/// The last parts of the prefixes of the Kinds that a store serves: `pods`, `minions`.
+/// The last parts of the prefixes of the Kinds that a store serves, such as `pods` or `minions`.
 fn kinds(kindred: &crate::cluster::Kindred, store: &str) -> Vec<String> {
     let config = &kindred.config;
     let mut kinds = Vec::new();

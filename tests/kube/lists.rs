@@ -1,4 +1,4 @@
-//! Lists: in pages while others write, consistent, from the cache, at a revision.
+//! Lists in pages during writes, consistent lists, lists from the cache, and lists at a revision.
 
 use std::{
     collections::BTreeSet,
@@ -27,7 +27,7 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     at_a_revision(cluster).await
 }
 
-/// All pages of a collection, asked of the clients in turn: the names in the order listed.
+/// Lists a collection in pages, which the clients request in turn. Returns the names in their order.
 async fn paged(tally: &Tally, clients: &[&KubeClient], path: &str) -> anyhow::Result<Vec<String>> {
     let mut listed = Vec::new();
     let mut token = String::new();
@@ -59,7 +59,7 @@ async fn paged(tally: &Tally, clients: &[&KubeClient], path: &str) -> anyhow::Re
     Ok(listed)
 }
 
-/// Pods come, change and go all the time; those that stay are all listed, once.
+/// Other pods are created, changed and deleted during the list. Each pod that stays is listed once.
 pub async fn pages_while_others_write(cluster: &Cluster, clients: &[&KubeClient]) -> anyhow::Result<()> {
     let done = AtomicBool::new(false);
     let read = async {
@@ -106,13 +106,13 @@ async fn kubectl_pages(cluster: &Cluster) -> anyhow::Result<()> {
     for (resource, wanted) in [("pods", PODS), ("nodes", NODES), ("widgets", WIDGETS)] {
         let chunk = format!("--chunk-size={PAGE}");
         let listed = kubectl.ok(&["get", resource, "-A", &chunk, "-o", "name"], "").await?;
-        // Namespaces are not printed: names may be there once in each.
+        // The output has no namespaces, so a name may come once for each of them. Only the lines are counted.
         tally.equal(&listed.lines().count(), &wanted, format_args!("{resource} by kubectl in pages"))?;
     }
     Ok(())
 }
 
-/// Whoever reads after a write was answered sees it, whatever apiserver was written to.
+/// A read after an acknowledged write has the write, also if another apiserver took it.
 pub async fn own_writes(cluster: &Cluster, writer: &KubeClient, reader: &KubeClient) -> anyhow::Result<()> {
     const ROUNDS: usize = 12;
     let tally = &cluster.tally;
@@ -136,7 +136,7 @@ pub async fn own_writes(cluster: &Cluster, writer: &KubeClient, reader: &KubeCli
     tally.equal(&after.status, &404, "the object just deleted")
 }
 
-/// From the cache, and as it was: `resourceVersion=0`, `Exact`.
+/// Lists from the cache (`resourceVersion=0`), and of the past (`resourceVersionMatch=Exact`).
 async fn at_a_revision(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     let consistent = client.get(ALL_PODS).await?.ok()?;

@@ -1,4 +1,4 @@
-//! Fills the cluster: what nodes, controllers and users write, with kubectl and straight over HTTP.
+//! Fills the cluster with what nodes, controllers and users write, through kubectl and directly over HTTP.
 
 use std::{collections::BTreeSet, future::Future};
 
@@ -16,10 +16,10 @@ use crate::{
     },
 };
 
-/// Requests at a time.
+/// The number of requests under way at a time.
 const WIDTH: usize = 16;
 
-/// Runs `count` requests, several at a time; any failure fails all.
+/// Runs `count` requests, `WIDTH` at a time. Fails if any of them fails.
 pub async fn many<T, F, Fut>(count: usize, request: F) -> anyhow::Result<Vec<T>>
 where
     F: Fn(usize) -> Fut,
@@ -28,13 +28,13 @@ where
     stream::iter(0..count).map(request).buffer_unordered(WIDTH).try_collect().await
 }
 
-/// The names in a whole collection, read in one consistent list.
+/// The names of a collection, read in one consistent list.
 pub async fn names(cluster: &Cluster, path: &str) -> anyhow::Result<BTreeSet<String>> {
     let list = cluster.first.client.get(path).await?.ok()?;
     Ok(items(&list)?.iter().map(full_name).collect())
 }
 
-/// Everything that stays until the end.
+/// Writes the objects that stay until the end of the run.
 pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     with_kubectl(cluster).await?;
     custom_objects(cluster).await?;
@@ -43,7 +43,7 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     pod_statuses(cluster).await
 }
 
-/// `kubectl apply` of many documents says for each what it did.
+/// Runs `kubectl apply` with many new objects, and checks that its output says `created` for each.
 async fn apply(
     cluster: &Cluster,
     what: &str,
@@ -51,7 +51,7 @@ async fn apply(
 ) -> anyhow::Result<()> {
     let objects: Vec<Value> = objects.into_iter().collect();
     let wanted = objects.len();
-    // kubectl tells the API's deprecations (of v1 Endpoints) on stderr.
+    // kubectl prints deprecation warnings, here of v1 Endpoints, on stderr.
     let said = cluster.first.kubectl.ok(&["apply", "-f", "-"], &documents(objects)).await?;
     let created = said.lines().filter(|line| line.ends_with(" created")).count();
     cluster.tally.add_objects(created);
@@ -64,7 +64,7 @@ async fn with_kubectl(cluster: &Cluster) -> anyhow::Result<()> {
     apply(cluster, "nodes", (0..NODES).map(node)).await?;
     apply(cluster, "node leases", (0..NODES).map(node_lease)).await?;
     apply(cluster, "pods", (0..PODS).map(load_pod)).await?;
-    // Some again: nothing is to be done. (kubectl allows itself 50 requests a second.)
+    // A second apply of some pods changes nothing. It takes only some, as kubectl sends at most 50 requests a second.
     let again = documents((0..REPEATED).map(load_pod));
     let said = cluster.first.kubectl.ok(&["apply", "-f", "-"], &again).await?;
     let unchanged = said.lines().filter(|line| line.ends_with(" unchanged")).count();
@@ -123,7 +123,7 @@ async fn small_objects(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each node renews its lease and reports its status a few times, as a kubelet does: read, change, replace.
+/// Each node renews its lease and reports its status a few times. Like a kubelet it reads, changes and replaces.
 async fn node_heartbeats(cluster: &Cluster) -> anyhow::Result<()> {
     const ROUNDS: usize = 3;
     let (client, tally) = (&cluster.first.client, &cluster.tally);

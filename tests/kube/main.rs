@@ -1,23 +1,23 @@
-//! The kube run: a real kube-apiserver on `kindred up` over mTLS, with kubectl and an HTTP client.
+//! Runs a real kube-apiserver on `kindred up` over mTLS, with kubectl and an HTTP client.
 //!
-//! | module | what |
+//! | module | what it has or proves |
 //! | --- | --- |
-//! | [`cluster`] | the store, its configuration, the apiservers, counters |
+//! | [`cluster`] | the store, its configuration, the apiservers and the counters |
 //! | [`objects`], [`load`] | what nodes, controllers and users write |
-//! | [`writes`] | field managers, patches, optimistic locks, deletes |
-//! | [`watches`] | every change once and in order; from a revision; too old a revision |
-//! | [`lists`] | pages while others write; consistent, cached, exact and too old lists |
-//! | [`pairs`] | a second apiserver on the same store, and restarts |
-//! | [`faults`] | events end with their leases; a shard is killed |
-//! | [`placement`] | each shard asked what it holds |
-//! | [`crashes`] | every shard is killed, with Kinds of every durability |
+//! | [`writes`] | field managers, patches, optimistic locks and deletes work |
+//! | [`watches`] | a watch delivers every change once and in order, also from a revision |
+//! | [`lists`] | lists are right: in pages during writes, consistent, cached, and at a revision |
+//! | [`pairs`] | a second apiserver on the same store, restarts, and compacted revisions |
+//! | [`faults`] | events expire with their leases; a killed shard affects no other Kind |
+//! | [`placement`] | each key is on the shard that the map names |
+//! | [`crashes`] | every shard is killed, with Kinds of every mode |
 //! | [`moves`] | Kinds move to other shards and back |
 //! | [`backups`] | objects come back from a backup |
-//! | [`health`] | what the apiserver's own metrics say |
+//! | [`health`] | the apiserver's own metrics show no error |
 //!
-//! The run is done with the default configuration and with two that split every Kind that it writes much of, by name and
-//! by hash (`configs`); the expected places are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default one.
-//! `KINDRED_KUBE_STORE=etcd` runs on one real etcd instead: the test of these tests.
+//! The run uses the default configuration and two in `configs` that split each Kind with many objects, by name and by
+//! hash. The expected places of keys are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default configuration.
+//! `KINDRED_KUBE_STORE=etcd` runs on a real etcd, to test these tests.
 
 mod backups;
 mod cluster;
@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 
 const LIMIT: Duration = Duration::from_secs(480);
 
-/// Says how long a step took: which one is slow, and how far a failed run came.
+/// Reports the duration of each step. It shows slow steps, and how far a failed run came.
 struct Steps {
     test: &'static str,
     started: Instant,
@@ -55,7 +55,7 @@ impl Steps {
     }
 }
 
-/// Two whole clusters at once are more than a small machine can do in the time that Kubernetes allows.
+/// A small machine cannot run two whole clusters at once within Kubernetes' deadlines.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn over_mtls(name: &'static str, map: Map) {
@@ -76,7 +76,7 @@ fn over_mtls(name: &'static str, map: Map) {
         at_start.no_errors(&cluster).await?;
         pairs::run(&mut cluster).await?;
         steps.done("pairs");
-        // From here on with fresh counters: the first apiserver was started again.
+        // The first apiserver was started again, so its counters begin anew.
         let after_restart = health::Baseline::take(&cluster).await?;
         faults::events_end(&cluster).await?;
         steps.done("events_end");

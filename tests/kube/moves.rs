@@ -1,4 +1,4 @@
-//! Kinds move while an apiserver writes, lists and watches them: its caches and watches go on as if nothing had happened.
+//! Kinds move while an apiserver writes, lists and watches them. Its caches and watches continue without interruption.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,14 +17,15 @@ use crate::{
     watches::{Change, follow, now, script},
 };
 
-/// How often each Kind goes away and comes back, unless `KINDRED_KUBE_MOVES` says otherwise.
+/// How often each Kind moves away and comes back. `KINDRED_KUBE_MOVES` overrides it.
 const ROUNDS: u64 = 3;
 const PODS_AT_ONCE: usize = 6;
 const MOVE_LIMIT: Duration = Duration::from_secs(60);
-/// Scripts that were written and not yet seen.
+/// The bound of the scripts whose changes the watch has not delivered yet.
 const SCRIPTS_MAX: usize = 1024;
 
-/// Moves pods, and the leases of nodes, away and back, while pods come, change and go. How many moves there were.
+/// Moves pods and the leases of nodes away and back, while pods are created, changed and deleted. Returns the number of
+/// moves.
 pub async fn run(cluster: &Cluster) -> anyhow::Result<usize> {
     let kindred = cluster.kindred().context("a real etcd moves nothing")?;
     let admins = kindred.up.addresses("admin")?;

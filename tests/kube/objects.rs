@@ -1,7 +1,7 @@
 //! The objects of the run, as JSON, and the paths of their collections.
 //!
-//! Names begin with letters from all over the alphabet, so that a configuration that splits Kinds by ranges of names
-//! puts some of them on every part.
+//! Names begin with letters from the whole alphabet, so that a Kind that is split by ranges of names has some in every
+//! range.
 
 use serde_json::{Value, json};
 
@@ -17,12 +17,12 @@ pub const ALL_EVENTS: &str = "/api/v1/events";
 pub const ALL_WIDGETS: &str = "/apis/example.com/v1/widgets";
 pub const NODE_LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// A core collection of a namespace: `pods`, `configmaps`, `events` and so on.
+/// The path of a collection of the core API in a namespace, such as `pods` or `configmaps`.
 pub fn collection(namespace: &str, resource: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/{resource}")
 }
 
-/// A name that begins with the letter of its number.
+/// A name whose first letter depends on `index`.
 pub fn spread(stem: &str, index: usize) -> String {
     let letters = b"abcdefghijklmnopqrstuvwxyz";
     format!("{}-{stem}-{index}", char::from(letters[index % letters.len()]))
@@ -48,7 +48,7 @@ pub fn node_lease(index: usize) -> Value {
     })
 }
 
-/// The time of a lease's renewal, different for every round.
+/// The time of a lease's renewal. It differs for each of 60 rounds.
 pub fn renewed(round: usize) -> String {
     format!("2026-01-01T00:00:{:02}.000000Z", round % 60)
 }
@@ -61,12 +61,12 @@ pub fn pod(namespace: &str, name: &str) -> Value {
     })
 }
 
-/// Where pod `index` of the load lives.
+/// The namespace of pod `index` of the load.
 pub fn pod_namespace(index: usize) -> &'static str {
     NAMESPACES[index % NAMESPACES.len()]
 }
 
-/// Pod `index` of the load; every namespace has names from all over the alphabet.
+/// Pod `index` of the load. Every namespace has names from the whole alphabet.
 pub fn load_pod(index: usize) -> Value {
     pod(pod_namespace(index), &spread("pod", index / NAMESPACES.len()))
 }
@@ -108,7 +108,7 @@ pub fn event(namespace: &str, name: &str) -> Value {
     })
 }
 
-/// An event of `events.k8s.io`, stored beside those of the core API.
+/// An event of `events.k8s.io`. It has the same Kind prefix as events of the core API.
 pub fn new_event(namespace: &str, name: &str) -> Value {
     json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name, "namespace": namespace},
@@ -142,7 +142,7 @@ pub fn widget(index: usize) -> Value {
     })
 }
 
-/// Many documents in one text, as kubectl reads them.
+/// Joins objects into the text of several documents that kubectl reads.
 pub fn documents(objects: impl IntoIterator<Item = Value>) -> String {
     objects.into_iter().map(|object| format!("---\n{object}\n")).collect()
 }

@@ -1,5 +1,5 @@
-//! Two apiservers on one store, one of them also without caches, so that its lists and watches are the store's own;
-//! restarts of both; revisions that are compacted away.
+//! Two apiservers on one store, restarts of both, and compacted revisions. One apiserver also runs without caches, so
+//! that its lists and watches go to the store.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,10 +17,11 @@ use crate::{
     watches::{follow, now, script},
 };
 
-/// Compacted is what was current at the compaction before; a busy machine may be late.
+/// The time until a revision is compacted. An apiserver compacts what was current at its previous compaction, and on a
+/// busy machine it may be late.
 const COMPACTED_LIMIT: Duration = Duration::from_secs(6 * COMPACTION_INTERVAL.as_secs());
 
-/// Kinds that have objects all the time.
+/// Collections that always have objects.
 const LASTING: [&str; 6] =
     [ALL_PODS, NODE_COLLECTION, NODE_LEASES, ALL_WIDGETS, "/api/v1/secrets", "/api/v1/services"];
 
@@ -58,13 +59,14 @@ pub async fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
     let mut watch = second.watch(ALL_PODS, Some(from)).await?;
     follow(&cluster.tally, &mut watch, &written?, "written while the other one restarted").await?;
     both_see_all(cluster, "after a restart").await?;
-    // Its cache begins with the restart.
+    // The cache of the first apiserver begins with its restart.
     let outcome =
         expired(&cluster.first.client, ALL_PODS, before[ALL_PODS].values().min().copied().unwrap_or(1)).await;
     cluster.tally.check(outcome.is_ok(), format_args!("a watch from before the cache: {outcome:?}"))
 }
 
-/// An apiserver is ready before it has found the custom definitions and filled their caches.
+/// Waits until custom objects are served. An apiserver is ready before it has read their definitions and filled their
+/// caches.
 async fn serves_custom_objects(client: &KubeClient) -> anyhow::Result<()> {
     wait_for("custom objects to be served", SEEN_LIMIT, || async {
         let answer = client.get(ALL_WIDGETS).await?;
@@ -74,7 +76,7 @@ async fn serves_custom_objects(client: &KubeClient) -> anyhow::Result<()> {
     .await
 }
 
-/// Writes through both in turn; watches through both tell all of it, in the one order.
+/// Writes through both apiservers in turn. A watch through each delivers all changes in the same order.
 async fn both_see_all(cluster: &Cluster, when: &str) -> anyhow::Result<()> {
     let (first, second) = (&cluster.first.client, &cluster.second()?.client);
     let tally = &cluster.tally;
@@ -89,7 +91,7 @@ async fn both_see_all(cluster: &Cluster, when: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Name and version of every object of the lasting Kinds.
+/// The name and the revision of every object in the lasting collections.
 async fn everything(client: &KubeClient) -> anyhow::Result<BTreeMap<&'static str, BTreeMap<String, u64>>> {
     let mut all = BTreeMap::new();
     for path in LASTING {
@@ -101,7 +103,7 @@ async fn everything(client: &KubeClient) -> anyhow::Result<BTreeMap<&'static str
     Ok(all)
 }
 
-/// Positions that are good now and will be compacted.
+/// Revisions and a continue token that are valid now and will be compacted.
 struct OldPositions {
     pods: u64,
     events: u64,
@@ -115,23 +117,23 @@ async fn old_positions(cluster: &Cluster, uncached: &KubeClient) -> anyhow::Resu
     Ok(OldPositions { pods: revision(&page)?, events, token })
 }
 
-/// What was compacted away is answered with 410, and a list and a watch from it go on.
+/// A request for a compacted revision is answered with 410. A client can then list and watch again.
 async fn too_old(cluster: &Cluster, uncached: &KubeClient, old: &OldPositions) -> anyhow::Result<()> {
     let (first, tally) = (&cluster.first.client, &cluster.tally);
-    // Something of every Kind asked for is newer than the positions.
+    // Each Kind now has a write after the old positions.
     script(&[first], NAMESPACES[0], "newer", 2).await?;
     let exact = format!("{ALL_PODS}?resourceVersion={}&resourceVersionMatch=Exact", old.pods);
     wait_for("an old revision to be compacted", COMPACTED_LIMIT, || async {
         let answer = uncached.get(&exact).await?;
         ensure!(matches!(answer.status, 200 | 410), "{exact}: {} {}", answer.status, answer.body);
-        // There is no hurry, and each answer is a list of all pods.
+        // Each answer is a list of all pods, so the test does not ask too often.
         tokio::time::sleep(Duration::from_millis(200)).await;
         Ok((answer.status == 410).then_some(()))
     })
     .await?;
     let page = uncached.get(&format!("{ALL_PODS}?limit={PAGE}&continue={}", old.token)).await?;
     tally.equal(&page.body["reason"], &Value::from("Expired"), "reason for a page of a compacted list")?;
-    // The refusal carries a token with which a client may go on, at the price of a consistent snapshot.
+    // The refusal has a token with which a client may continue, but the pages are then not one snapshot.
     let onward = page.body["metadata"]["continue"].as_str().context("a token to go on")?;
     let onward = uncached.get(&format!("{ALL_PODS}?limit={PAGE}&continue={onward}")).await?.ok()?;
     tally.equal(&items(&onward)?.len(), &PAGE, "pods on the page after that")?;
@@ -140,7 +142,7 @@ async fn too_old(cluster: &Cluster, uncached: &KubeClient, old: &OldPositions) -
         let outcome = expired(uncached, &path, old.pods).await;
         tally.check(outcome.is_ok(), format_args!("a watch from a compacted revision: {outcome:?}"))?;
     }
-    // Events have no cache: this watch is the store's own in any apiserver.
+    // Events have no cache, so in any apiserver this watch goes to the store.
     wait_for("old events to be compacted", COMPACTED_LIMIT, || async {
         Ok(expired(first, ALL_EVENTS, old.events).await.ok())
     })
@@ -150,7 +152,7 @@ async fn too_old(cluster: &Cluster, uncached: &KubeClient, old: &OldPositions) -
     follow(tally, &mut watch, &changes, "watch after a new list").await
 }
 
-/// A watch whose first word is that its beginning is gone.
+/// Asserts that the first event of a watch is the error 410.
 async fn expired(client: &KubeClient, path: &str, after: u64) -> anyhow::Result<()> {
     let mut watch = client.watch(path, Some(after)).await?;
     match watch.next(SEEN_LIMIT).await? {

@@ -1,5 +1,5 @@
-//! Asks every shard, over etcd's API, for all that it holds: each key is where the map says, on no other shard, and all
-//! of them together are what the router and the apiserver show.
+//! Reads all keys of every shard over etcd's API. Each key is on the shard that the map names, and on no other. All
+//! keys together are those that the router and the apiserver answer with.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,10 +28,10 @@ use crate::{
     },
 };
 
-/// While keys come and go (events end), two looks may differ; some two looks will not.
+/// The time until two reads agree. They may differ while events expire.
 const EQUAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Collections of the apiserver and where their keys are.
+/// Collections of the apiserver, with the prefixes of their keys.
 const SHOWN: [(&str, &str); 7] = [
     (ALL_PODS, "/registry/pods/"),
     (NODE_COLLECTION, "/registry/minions/"),
@@ -50,7 +50,7 @@ fn connect(address: &str, tls: &ClientTlsSettings) -> anyhow::Result<KvClient<Ch
 }
 
 async fn keys(client: &mut KvClient<Channel>, range: &KeyRange) -> anyhow::Result<Vec<String>> {
-    // etcd writes "no upper bound" as a zero byte, and has no empty key.
+    // In etcd's API a zero byte means "no upper bound", and the empty key does not exist.
     let not_empty = |key: &[u8]| if key.is_empty() { vec![0] } else { key.to_vec() };
     let (start, end) = match range {
         KeyRange::Single(key) => (key.to_vec(), Vec::new()),
@@ -62,7 +62,7 @@ async fn keys(client: &mut KvClient<Channel>, range: &KeyRange) -> anyhow::Resul
     answer.kvs.into_iter().map(|kv| Ok(String::from_utf8(kv.key.to_vec())?)).collect()
 }
 
-/// What every shard holds, by the shard's name.
+/// The keys of every shard, by the shard's name.
 async fn shards(kindred: &Kindred) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
     let mut held = BTreeMap::new();
     for (name, address) in kindred.up.stores()? {
@@ -73,14 +73,14 @@ async fn shards(kindred: &Kindred) -> anyhow::Result<BTreeMap<String, Vec<String
     Ok(held)
 }
 
-/// What the router shows, asked for each Kind and for all that lies between.
+/// The keys that the router answers with, read for each Kind and for each range between Kinds.
 async fn router(kindred: &Kindred) -> anyhow::Result<Keys> {
     let mut client = connect(&format!("https://{}", kindred.up.address), &kindred.client_tls)?;
     let mut shown = Keys::new();
     let mut asked = BTreeSet::new();
     for partition in kindred.config.map.partitions() {
         let range = match &partition.kind {
-            // All parts of a Kind at once: what a list does.
+            // One read covers all parts of a Kind, as a list does.
             Some(kind) if !partition.is_pseudo() => kind.range(),
             _ => partition.range.clone(),
         };
@@ -96,11 +96,11 @@ pub async fn check(cluster: &Cluster) -> anyhow::Result<()> {
     let Some(kindred) = cluster.kindred() else { return Ok(()) };
     let tally = &cluster.tally;
     let client = &cluster.first.client;
-    // Events that are there when the shards are asked.
+    // Without new events there might be none left when the shards are read.
     many(NAMESPACES.len() * 3, |index| async move {
         let home = NAMESPACES[index % NAMESPACES.len()];
         let name = spread("placed", 9 * index);
-        // An earlier look at the same cluster may have left it.
+        // The answer is ignored: an earlier check of the same cluster may have created the event.
         client.create(&collection(home, "events"), &event(home, &name)).await
     })
     .await?;
@@ -131,7 +131,7 @@ pub async fn check(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An apiserver's list and the keys on the shards are the same objects.
+/// Waits until an apiserver's list has the same objects as the shards.
 async fn shown_by_the_apiserver(
     cluster: &Cluster,
     kindred: &Kindred,
@@ -141,7 +141,7 @@ async fn shown_by_the_apiserver(
     let equal = wait_for("an apiserver and the shards to show the same", EQUAL_LIMIT, || async {
         let list = cluster.first.client.get(path).await?;
         if list.status == 429 {
-            // Its shard was killed with other Kinds than events on it: the watch cache is being filled again.
+            // The killed shard had other Kinds than events, and the apiserver fills their watch cache again.
             return Ok(None);
         }
         let listed: Keys = items(&list.ok()?)?.iter().map(full_name).collect();

@@ -1,4 +1,4 @@
-//! Watches tell every change once and in order: while it happens, later from a revision, and through kubectl.
+//! A watch delivers every change once and in order: as it happens, later from a revision, and through kubectl.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     objects::{ALL_PODS, NAMESPACES, collection, configmap, pod, spread},
 };
 
-/// A change as a writer knows it; the revisions of a delete are known only to the store.
+/// A change as its writer knows it. A writer does not learn the revisions of a delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     pub kind: &'static str,
@@ -33,7 +33,7 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     through_kubectl(cluster).await
 }
 
-/// Creates `count` pods named after `stem`, changes each twice and deletes it; what happened, in order.
+/// Creates `count` pods named after `stem`, changes each twice and deletes it. Returns the changes in their order.
 pub async fn script(
     clients: &[&KubeClient],
     home: &str,
@@ -58,14 +58,14 @@ pub async fn script(
     for index in 0..count {
         let path = format!("{pods}/{}", spread(stem, index));
         let gone = next()?.delete(&path).await?.ok()?;
-        // The apiserver marks a pod as deleted, then removes it.
+        // The apiserver first marks a pod as deleted, and then removes it.
         changes.push(Change { kind: "MODIFIED", name: full_name(&gone), revision: None });
         changes.push(Change { kind: "DELETED", name: full_name(&gone), revision: None });
     }
     Ok(changes)
 }
 
-/// Reads a watch until it has told all of `wanted`, which must be exactly what it tells.
+/// Reads changes from a watch, which must be exactly those of `wanted`.
 pub async fn follow(tally: &Tally, watch: &mut Watch, wanted: &[Change], what: &str) -> anyhow::Result<()> {
     let mut last = 0;
     for (index, change) in wanted.iter().enumerate() {
@@ -99,20 +99,20 @@ async fn one_writer(cluster: &Cluster) -> anyhow::Result<()> {
     follow(tally, &mut all, &changes, "watch of all pods").await?;
     follow(tally, &mut here, &changes, "watch of a namespace").await?;
 
-    // The same again for somebody who comes late, from the beginning and from the middle.
+    // Watches that start later, from the beginning and from the middle, deliver the same changes.
     let mut late = client.watch(ALL_PODS, Some(start)).await?;
     follow(tally, &mut late, &changes, "watch from an older revision").await?;
     let middle = changes[changes.len() / 2].revision.context("a change with a revision")?;
     let mut late = client.watch(&collection(home, "pods"), Some(middle)).await?;
     follow(tally, &mut late, &changes[changes.len() / 2 + 1..], "watch from the middle").await?;
 
-    // A namespace in which nothing happened has nothing to tell but what happens next.
+    // The watch of a namespace without changes begins with the next change there.
     let next = script(&[client], NAMESPACES[1], "watched", 1).await?;
     follow(tally, &mut elsewhere, &next, "watch of another namespace").await?;
     follow(tally, &mut all, &next, "watch of all pods, later").await
 }
 
-/// Several writers at once: the watch tells each writer's changes in their order, all by rising revision.
+/// With several writers at once, a watch delivers each writer's changes in their order, and all by rising revision.
 async fn many_writers(cluster: &Cluster) -> anyhow::Result<()> {
     const WRITERS: usize = 12;
     const ROUNDS: usize = 15;
@@ -150,7 +150,7 @@ async fn many_writers(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `kubectl get --watch` lists first, then tells changes.
+/// `kubectl get --watch` prints the existing objects first, and then changes.
 async fn through_kubectl(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     let home = NAMESPACES[3];
@@ -176,7 +176,7 @@ async fn through_kubectl(cluster: &Cluster) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// JSON documents one after the other, as kubectl prints them.
+/// A stream of JSON documents, as kubectl prints them.
 struct JsonStream<R> {
     from: R,
     pending: Vec<u8>,

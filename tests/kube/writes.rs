@@ -1,4 +1,4 @@
-//! Writes that must win, and writes that must lose: field managers, patches, optimistic locks, deletes.
+//! Writes that must succeed, and writes that must be refused: field managers, patches, optimistic locks and deletes.
 
 use anyhow::Context;
 use http::Method;
@@ -24,7 +24,7 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     single_deletes(cluster).await
 }
 
-/// Server-side apply: who owns a field keeps it unless the other one insists.
+/// Server-side apply: the owner of a field stays its owner, unless another manager forces a change.
 async fn field_managers(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     let path = format!("{}/owned", collection(HOME, "configmaps"));
@@ -71,7 +71,7 @@ async fn kubectl_edits(cluster: &Cluster) -> anyhow::Result<()> {
     tally.equal(&pod["metadata"]["labels"]["app"], &json!("run"), "label beside it")
 }
 
-/// A write that names an older version loses, whatever it is.
+/// Every write that names an older version is refused.
 async fn locks(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     for (path, field) in [
@@ -101,7 +101,7 @@ async fn locks(cluster: &Cluster) -> anyhow::Result<()> {
     tally.equal(&again.refused(409)?.as_str(), &"AlreadyExists", "reason of a second create")
 }
 
-/// Read, add one, replace: several at once, and not one is lost.
+/// Several writers read a number, add one and replace it. No addition is lost.
 async fn counter(cluster: &Cluster) -> anyhow::Result<()> {
     const WRITERS: usize = 8;
     const STEPS: usize = 10;
@@ -153,7 +153,7 @@ fn widget_path(index: usize) -> String {
     format!("/apis/example.com/v1/namespaces/{}/widgets/{}", pod_namespace(index), spread("widget", index))
 }
 
-/// Takes away what the run has made: there is no controller manager that would empty a namespace.
+/// Deletes the objects of the run, because no controller manager runs that would empty a namespace.
 pub async fn delete_all(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     for home in NAMESPACES {
