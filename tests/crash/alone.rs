@@ -1,4 +1,5 @@
-//! One shard with Kinds of every mode, from one end to the next, under writers that remember what was acknowledged.
+//! One shard with Kinds of every mode, which is ended and started again and again. Its writers record which writes were
+//! acknowledged.
 
 use std::{
     collections::BTreeMap,
@@ -22,27 +23,27 @@ use crate::{
     writers::{Shared, Writer},
 };
 
-/// As a process ends at its point.
+/// The signal with which a process ends itself at a failpoint.
 const ABORTED: i32 = 6;
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// So long a shard works before a point is given up that is not certain to be come to.
+/// How long to wait for a point that the shard may not reach.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// And one that is.
+/// How long to wait for a point that the shard must reach.
 const CERTAIN: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(3);
-/// Writers of each Kind.
+/// The number of writers of each Kind.
 const WRITERS: usize = 2;
 /// Segments are small, so that a log has many.
 const SEGMENT_BYTES: &str = "--segment-bytes=65536";
 
-/// What a shard is started with.
+/// The modes and the revisions of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// A Kind of each mode, and one whose mode changes.
     Mixed,
     /// All Kinds of one mode.
     All(Mode),
-    /// Revisions are counted.
+    /// Revisions count 1, 2, 3 (`--revisions dense`).
     Dense,
 }
 
@@ -87,7 +88,7 @@ impl Layout {
         }
     }
 
-    /// Whether a case can be brought about.
+    /// Whether a shard of this layout can reach the point of a case.
     pub fn has(self, case: &Case) -> bool {
         let point = case.point.as_str();
         let of_clock = point.starts_with("clock.") || point.ends_with(".ceiling");
@@ -98,25 +99,25 @@ impl Layout {
         }
     }
 
-    /// Whether a case is certain to be come to.
+    /// Whether a shard of this layout certainly reaches the point of a case.
     fn certain(self, case: &Case) -> bool {
-        // Where nothing is buffered nothing is appended there, and so on.
+        // A shard without Kinds of mode buffered, for example, never appends to the log of that mode.
         self == Self::Mixed && case.nth == 1
     }
 }
 
-/// What was done and found.
+/// The results of a run.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub ends: usize,
-    /// At their points.
+    /// Ends at the point of a case.
     pub reached: usize,
     pub stops: usize,
-    /// Points that were not come to in time.
+    /// Cases whose point the shard did not reach in time.
     pub passed: Vec<String>,
 }
 
-/// The shard.
+/// The shard with its writers.
 pub struct Alone {
     layout: Layout,
     dir: PathBuf,
@@ -125,18 +126,18 @@ pub struct Alone {
     kinds: Vec<Kind>,
     pub shared: Arc<Shared>,
     pub timeline: Arc<Timeline>,
-    /// There while it waits at a point.
+    /// This file exists while the shard waits at a point.
     held: PathBuf,
     pub tallies: BTreeMap<&'static str, Tally>,
     pub counts: Counts,
     random: StdRng,
-    /// Those that were not looked at yet, with how much had been tried before each.
+    /// The ends that were not checked yet. With each goes the number of attempts before it.
     ends: Vec<(End, usize)>,
     _tasks: JoinSet<()>,
 }
 
 impl Alone {
-    /// Starts it, its writers, and who asks for leases, checkpoints and other modes.
+    /// Starts the shard, its writers, and the tasks that request leases, checkpoints and changes of modes.
     pub async fn start(dir: &Path, layout: Layout, seed: u64) -> anyhow::Result<Self> {
         let name = layout.word();
         let mut flags = layout.flags();
@@ -173,7 +174,8 @@ impl Alone {
         })
     }
 
-    /// Kills it, starts it with a failpoint, and starts it again when it has ended there; what is promised is there.
+    /// Kills the shard, starts it with a failpoint, starts it again when it has ended there, and checks what is
+    /// promised.
     pub async fn case(&mut self, case: &Case) -> anyhow::Result<()> {
         if case.way() == Way::First {
             return self.first(case).await;
@@ -195,7 +197,7 @@ impl Alone {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// Ends it at any time, starts it again, and looks.
+    /// Ends the shard at a random moment, starts it again, and checks what is promised.
     pub async fn any_end(&mut self) -> anyhow::Result<()> {
         self.some_time(400).await;
         let clean = self.random.random_ratio(1, 6);
@@ -204,7 +206,7 @@ impl Alone {
         self.check().await
     }
 
-    /// The same of a shard that has nothing yet; that of the other cases is not touched.
+    /// Runs a case of the first start, in a new data folder. The data folder of the other cases is not touched.
     async fn first(&mut self, case: &Case) -> anyhow::Result<()> {
         self.end(false).await?;
         let at = |name: &str| self.dir.join(name).display().to_string();
@@ -216,7 +218,7 @@ impl Alone {
         self.note(case, reached)?;
         self.shard.process.kill()?;
         self.counts.ends += 1;
-        // Whatever is written here is not looked for, and its clock is another one.
+        // Writes to the new data folder are not checked, as its revisions have nothing to do with the other ones.
         let unseen = self.shared.attempts.lock().len();
         let complaints = self.shared.complaints.lock().len();
         self.back().await.context("behind a first start that was cut short")?;
@@ -241,11 +243,11 @@ impl Alone {
 
     fn disarm(&mut self) {
         self.shard.process.set_env(Vec::new());
-        // It is not there unless a thread waits.
+        // The file exists only if a thread waits, so an error is expected.
         let _ = std::fs::remove_file(&self.held);
     }
 
-    /// Until the process has ended at its point or one of its threads waits there; whether it did.
+    /// Waits until the process has ended at its point, or one of its threads waits there. False if it did not reach it.
     async fn run_into(&mut self, case: &Case) -> anyhow::Result<bool> {
         let limit = if self.layout.certain(case) { CERTAIN } else { PATIENCE };
         let began = Instant::now();
@@ -257,7 +259,7 @@ impl Alone {
                 return Ok(at_point);
             }
             if self.held.exists() {
-                // The other threads go on for a moment.
+                // The other threads may run a moment longer.
                 self.some_time(30).await;
                 return Ok(true);
             }
@@ -290,7 +292,7 @@ impl Alone {
         wait_for("some writes", READY_LIMIT, some).await
     }
 
-    /// The process is no more; what it had acknowledged is looked for later.
+    /// Ends the process. The next check looks for the writes that it acknowledged.
     async fn end(&mut self, clean: bool) -> anyhow::Result<()> {
         match clean {
             true => drop(self.shard.process.stop().await.context("a clean stop")?),
@@ -304,7 +306,7 @@ impl Alone {
     async fn ended(&mut self, clean: bool) {
         let at = Instant::now();
         self.counts.ends += 1;
-        // What is acknowledged from here on is another life's.
+        // Writes that are acknowledged from here on belong to the next incarnation.
         let _nobody_writes = self.shared.writing.write().await;
         self.ends.push((End { store: 0, at, clean }, self.shared.attempts.lock().len()));
     }
@@ -314,7 +316,7 @@ impl Alone {
         self.shard.process.restart().await.context("a start behind an end")
     }
 
-    /// While nobody writes: of all lives since the last time there is what was promised.
+    /// Stops the writers and checks what is promised for all incarnations since the last check.
     async fn check(&mut self) -> anyhow::Result<()> {
         let shared = self.shared.clone();
         let _nobody_writes = shared.writing.write().await;
@@ -335,13 +337,13 @@ impl Alone {
         Ok(())
     }
 
-    /// What was acknowledged in all.
+    /// The number of acknowledged writes.
     pub fn acknowledged(&self) -> usize {
         self.shared.attempts.lock().iter().filter(|attempt| attempt.acknowledged.is_some()).count()
     }
 }
 
-/// Asks for leases and checkpoints for ever.
+/// Requests leases and checkpoints for ever.
 async fn prod(mut client: Client, mut random: StdRng) {
     loop {
         let _ = client.lease.lease_grant(LeaseGrantRequest { ttl: 600, id: 0 }).await;

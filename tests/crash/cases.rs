@@ -1,24 +1,25 @@
-//! Where a shard ends: each side of each step between its engine and its disk, of which there is a list in the shard.
+//! The points at which a shard ends: each side of each step between its engine and its disk. The shard's `Point` lists
+//! the steps.
 
 use std::fmt;
 
 use kindred_shard::durability::failpoint::{Point, Side};
 use rand::{Rng, rngs::StdRng};
 
-/// How a shard is brought to a point.
+/// The way in which a shard reaches a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// By its start.
+    /// A start with data.
     Start,
-    /// By its first start.
+    /// The first start, without data.
     First,
-    /// By work: writes, leases, checkpoints and changes of modes, all at once.
+    /// Writes, leases, checkpoints and changes of modes, all at once.
     Work,
-    /// By being told to stop.
+    /// A clean stop.
     Stop,
 }
 
-/// The way to a point: an exhaustive match, so that a new point asks for its way.
+/// The way to a point. The match is exhaustive, so that a new point does not compile without a way.
 fn way(point: Point) -> Way {
     match point {
         Point::StartRead
@@ -67,12 +68,12 @@ fn way(point: Point) -> Way {
     }
 }
 
-/// What becomes of the process at a point.
+/// How the process ends at a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
-    /// It ends there by itself.
+    /// The process ends itself at the point.
     Exit,
-    /// One thread of it stands there, the others go on, and then all are killed.
+    /// One thread waits at the point and the others continue, until the process is killed.
     Wait,
 }
 
@@ -82,7 +83,7 @@ pub struct Case {
     pub point: Point,
     pub side: Side,
     pub act: Act,
-    /// The how manieth time it comes there. Only the first is certain to be come to.
+    /// The shard ends when it reaches the point for the `nth` time, counted from 1. Only the first time is certain.
     pub nth: u64,
 }
 
@@ -97,17 +98,17 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// How it is brought about.
+    /// The way in which the shard reaches the point.
     pub fn way(&self) -> Way {
         way(self.point)
     }
 
-    /// Whether everything that a stop in good order does was done there: only the process had not ended.
+    /// Whether the clean stop was complete at the point, except that the process had not ended yet.
     pub fn is_behind_the_stop(&self) -> bool {
         (self.point, self.side) == (Point::StopUnkept, Side::After)
     }
 
-    /// All of them; with `few`, each point once, by turns before and behind it, by itself and killed.
+    /// All cases. With `few` there is one for each point, and sides and acts alternate.
     pub fn all(few: bool, random: &mut StdRng) -> Vec<Self> {
         let mut cases = Vec::new();
         for (turn, point) in Point::ALL.iter().enumerate() {

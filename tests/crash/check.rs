@@ -1,4 +1,4 @@
-//! What each mode promises, looked for while nobody writes.
+//! Checks what each mode promises, while the writers pause.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -11,15 +11,15 @@ use crate::{
     writers::Attempt,
 };
 
-/// Of the acknowledged writes of a Kind on a killed shard, how many of the last are looked for one by one.
+/// How many of the last acknowledged writes of a Kind on a killed shard are looked for one by one.
 const LAST_MAX: usize = 120;
 
-/// What was found of one mode.
+/// The results for one mode.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub checked: usize,
     pub lost: usize,
-    /// The age of the oldest lost write when its shard ended, ms.
+    /// The largest age that a lost write had when its shard ended, in ms.
     pub oldest_ms: u128,
 }
 
@@ -28,12 +28,12 @@ pub struct Tally {
 pub struct End {
     pub store: usize,
     pub at: Instant,
-    /// It was told to stop, and had the time.
+    /// The shard ended by a clean stop.
     pub clean: bool,
 }
 
-/// Looks for what was acknowledged by a shard's last life, and notes what is lost. `promised` says what a write of a Kind
-/// at a place among them survives.
+/// Looks for the writes that a shard's last incarnation acknowledged, and marks the lost ones. `promised` returns the
+/// mode that applies to a write, by the index of its Kind and the time of its acknowledgement.
 pub async fn after_end(
     client: &mut Client,
     kinds: &[Kind],
@@ -76,14 +76,15 @@ pub async fn after_end(
             ensure!(mode != Mode::Fsync, "{attempt:?} was acknowledged, and is lost");
             ensure!(mode == Mode::None || !end.clean, "{attempt:?} is lost in a clean stop");
             let age = end.at.saturating_duration_since(when);
-            // Of mode buffered the system had it before it was acknowledged, and only the process has died.
+            // A write of mode buffered reached the operating system before it was acknowledged, and only the process
+            // has died.
             ensure!(mode == Mode::None, "{attempt:?} was acknowledged, and is lost at the age of {age:?}");
             gone = gone.or(Some(revision));
             attempt.lost = true;
             tally.lost += 1;
             tally.oldest_ms = tally.oldest_ms.max(age.as_millis());
             if index == from {
-                // Of the older ones nothing can be there when nothing of the newest is.
+                // The oldest write that is looked for is lost, so the older ones count as lost too.
                 ensure!(
                     from == 0 || mode == Mode::None,
                     "the last {LAST_MAX} writes of {} are lost, and more may be",
@@ -96,8 +97,8 @@ pub async fn after_end(
     Ok(())
 }
 
-/// Every key has the value of its last write that is not lost, or of a later one whose answer never came; what is written
-/// together is there together.
+/// Asserts that every key has the value of its last acknowledged write that is not lost, or of a later write that was
+/// never answered, and that the keys of one txn have the same number.
 pub async fn contents(client: &mut Client, kinds: &[Kind], attempts: &[Attempt]) -> anyhow::Result<()> {
     let mut last: BTreeMap<&str, (u64, &Attempt)> = BTreeMap::new();
     for attempt in attempts.iter().filter(|attempt| attempt.acknowledged.is_some() && !attempt.lost) {

@@ -1,5 +1,5 @@
-//! Three shards of every mode, and two routers over them. Two of the shards share three Kinds as a ring, the third one has
-//! three Kinds alone: of each, one that is lost with its shard, one that is written a little later, one that is fsynced.
+//! Three shards and two routers. Two of the shards are a ring with three Kinds, and the third one has three other
+//! Kinds. Each of the two groups has a Kind of each mode.
 
 use std::path::Path;
 
@@ -12,11 +12,11 @@ use kindred_tests::{
 };
 
 const CLUSTER: &str = "--cluster-id=0xc4a5";
-/// The shards, by slot from 1 on.
+/// The shards in the order of their slots, which begin at 1.
 pub const STORES: [&str; 3] = ["a", "b", "c"];
 const ROUTERS: usize = 2;
 
-/// What a Kind's acknowledged writes survive, the weakest first.
+/// The modes, ordered from the weakest to the strongest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     None,
@@ -42,9 +42,9 @@ pub struct Kind {
     pub resource: &'static str,
     pub prefix: &'static str,
     pub mode: Mode,
-    /// Over the first two shards; else on the third.
+    /// Whether the Kind is on the ring of the first two shards. Otherwise it is on the third.
     pub spread: bool,
-    /// Its mode is changed all the time, and what it survives is counted by itself, under this word.
+    /// If set, the mode of the Kind changes repeatedly, and its results are counted separately under this word.
     pub changes: Option<&'static str>,
 }
 
@@ -53,13 +53,13 @@ impl Kind {
         Self { resource, prefix, mode, spread, changes: None }
     }
 
-    /// Behind its keys.
+    /// The first key after those of the Kind.
     pub fn end(&self) -> String {
         format!("{}0", self.prefix.trim_end_matches('/'))
     }
 }
 
-/// One Kind of each mode on one shard and on two.
+/// A Kind of each mode on two shards, and one of each on a single shard.
 pub const KINDS: [Kind; 6] = [
     Kind::new("pods", "/registry/pods/", Mode::Buffered, true),
     Kind::new("nodes", "/registry/minions/", Mode::Fsync, true),
@@ -69,11 +69,10 @@ pub const KINDS: [Kind; 6] = [
     Kind::new("events", "/registry/events/", Mode::None, false),
 ];
 
-/// The processes.
 pub struct Cluster {
     pub stores: Vec<Shard>,
     routers: Vec<Process>,
-    /// Where clients find the routers.
+    /// The addresses of the routers.
     pub addresses: Vec<String>,
     pub map: PartitionMap,
 }
@@ -88,7 +87,7 @@ impl Cluster {
         let mut stores = Vec::new();
         for (slot, name) in (1..).zip(STORES) {
             let mut flags = vec![format!("--name={name}"), format!("--slot={slot}"), CLUSTER.to_owned()];
-            // What routers say of the Kinds is to count, whatever this is.
+            // The modes that routers send must override this flag.
             flags.push("--durability=buffered".to_owned());
             stores.push(Shard::start(dir, name, &flags).await?);
         }
@@ -122,12 +121,12 @@ impl Cluster {
         Client::lazy(&self.addresses[router])
     }
 
-    /// Which shard has a key.
+    /// The index of the shard that has a key.
     pub fn store_of(&self, key: &str) -> usize {
         usize::from(self.map.store_of(key.as_bytes()).0)
     }
 
-    /// The routers live through all.
+    /// Fails if a router has ended, as no test ends one.
     pub fn routers_run(&mut self) -> anyhow::Result<()> {
         for router in &mut self.routers {
             ensure!(router.is_running()?, "a router has ended");

@@ -1,9 +1,13 @@
-//! Shards are killed and restarted while clients write and watch through two routers; then what each mode promises is
-//! looked for. Fsync: nothing acknowledged is lost and nobody relists. Buffered: as only processes die, nothing acknowledged is lost
-//! either, and who saw more is told.
-//! None: empty, and everybody is told. In all: no half txn, no revision that goes back, no event that is not there.
+//! Shards are killed and restarted while clients write and watch through two routers. Then the promises of each mode
+//! are checked:
 //!
-//! `CRASH_SECONDS` (40) says for how long, `CRASH_SEED` repeats a choice of kills (not of their moments).
+//! * `fsync`: no acknowledged write is lost, and no client relists.
+//! * `buffered`: no acknowledged write is lost, because only processes die. A watch that saw a later write is canceled.
+//! * `none`: the Kind is empty after the restart, and every watch is canceled.
+//! * In every mode no txn is half executed, no revision goes back, and every delivered event is in the history.
+//!
+//! `CRASH_SECONDS` is how long the suite runs, 40 by default. `CRASH_SEED` repeats a choice of kills, but not their
+//! moments.
 
 mod alone;
 mod cases;
@@ -32,7 +36,7 @@ use watchers::Watcher;
 use writers::Shared;
 
 const BACK_LIMIT: Duration = Duration::from_secs(60);
-/// Beside the rounds: the start, and the last round's checks.
+/// Additional time for the start, and for the checks of the last round.
 const EXTRA: Duration = Duration::from_secs(300);
 
 #[test]
@@ -57,7 +61,7 @@ fn run(name: &'static str, kinds: Kinds, seconds: u64) {
     });
 }
 
-/// A loop of kills and checks, and what it has found.
+/// A loop of kills and checks, with its results.
 struct Loop {
     cluster: Cluster,
     kinds: Kinds,
@@ -116,7 +120,7 @@ impl Loop {
         tokio::time::sleep(Duration::from_millis(ms)).await;
     }
 
-    /// Writes, an end of one shard or two, a restart, writes, and the checks.
+    /// Ends one shard or two during writes, restarts them, and checks what is promised.
     async fn round(&mut self) -> anyhow::Result<()> {
         self.some_time(1500).await;
         let first = self.random.random_range(0..STORES.len());
@@ -135,7 +139,7 @@ impl Loop {
             }
             let at = Instant::now();
             *(if clean { &mut self.stops } else { &mut self.kills }) += 1;
-            // What is acknowledged from here on is not this life's.
+            // Writes that are acknowledged from here on do not belong to the ended incarnation.
             let life = {
                 let _nobody_writes = self.shared.writing.write().await;
                 self.shared.attempts.lock().len()
@@ -156,7 +160,7 @@ impl Loop {
         for router in 0..self.cluster.addresses.len() {
             let client = self.cluster.client(router)?;
             for kind in self.kinds {
-                // On either shard of a ring.
+                // These names are on both shards of a ring.
                 for name in ["a", "b", "c", "d"] {
                     let key = format!("{}back/{name}-left", kind.prefix);
                     let put =

@@ -1,5 +1,5 @@
-//! The mode of a Kind is changed while it is written: what a write survives is the weakest of the modes that may have been
-//! in force since.
+//! The mode of a Kind changes while clients write it. A write survives what the weakest mode promises that may have
+//! been in force since its acknowledgement.
 
 use std::{
     sync::Arc,
@@ -23,7 +23,7 @@ use crate::{
 const AWAY: Duration = Duration::from_millis(25);
 const TTL_S: i64 = 600;
 
-/// The modes that were asked for, in their order.
+/// The requested modes, in their order.
 #[derive(Debug, Default)]
 pub struct Timeline {
     asked: Mutex<Vec<Asked>>,
@@ -32,17 +32,17 @@ pub struct Timeline {
 #[derive(Debug)]
 struct Asked {
     mode: Mode,
-    /// From then on it was in force whatever happens, and none of those before it.
+    /// From this time on the mode was certainly in force, and no earlier one.
     settled: Option<Instant>,
 }
 
 impl Timeline {
-    /// Begins with the one that the shard was started with.
+    /// Begins with the mode of the shard's start.
     pub fn new(mode: Mode) -> Self {
         Self { asked: Mutex::new(vec![Asked { mode, settled: Some(Instant::now()) }]) }
     }
 
-    /// What a write that was acknowledged then survives: the weakest mode that may have been in force since.
+    /// The weakest mode that may have been in force at any time since `since`.
     pub fn weakest(&self, since: Instant) -> Mode {
         let asked = self.asked.lock();
         let settled = |asked: &Asked| asked.settled.is_some_and(|at| at <= since);
@@ -50,12 +50,12 @@ impl Timeline {
         asked[first..].iter().map(|asked| asked.mode).min().unwrap_or(Mode::None)
     }
 
-    /// How many changes took effect.
+    /// The number of changes that took effect.
     pub fn changes(&self) -> usize {
         self.asked.lock().iter().filter(|asked| asked.settled.is_some()).count() - 1
     }
 
-    /// What is in force now nobody knows any more.
+    /// From here on any mode may be in force.
     pub fn forget(&self) {
         for mode in Mode::ALL {
             self.ask(mode);
@@ -73,7 +73,7 @@ impl Timeline {
     }
 }
 
-/// Changes the mode of a Kind on a shard for ever.
+/// Changes the mode of a Kind on a shard repeatedly.
 pub struct Changer {
     pub kind: Kind,
     pub client: Client,
@@ -83,7 +83,7 @@ pub struct Changer {
 }
 
 impl Changer {
-    /// Of the shard at an address.
+    /// `address` is the shard's.
     pub fn new(
         kind: Kind,
         address: &str,
@@ -100,7 +100,7 @@ impl Changer {
         })
     }
 
-    /// Until dropped.
+    /// Runs until it is dropped.
     pub async fn run(mut self, seed: u64) {
         let mut random = StdRng::seed_from_u64(seed);
         for generation in 1_u64.. {
@@ -113,9 +113,9 @@ impl Changer {
         }
     }
 
-    /// Nothing where the shard is away, or went away.
+    /// Changes the mode. None if the shard is away before or during the change.
     async fn change(&mut self, generation: u64, mode: Mode) -> Option<()> {
-        // What is not even asked cannot be in force.
+        // Without a connection the request would not be sent, so the mode could not come into force.
         self.client.kv.range(RangeRequest { key: "k".into(), ..RangeRequest::default() }).await.ok()?;
         let at = self.timeline.ask(mode);
         let wanted = match mode {
@@ -129,7 +129,8 @@ impl Changer {
         if !taken.unmet.is_empty() {
             self.shared.complain(format!("modes are not taken: {taken:?}"));
         }
-        // A Kind of which nothing was kept is kept when a checkpoint is there, and what says so is on disk.
+        // A change to a stronger mode takes effect with a checkpoint. The lease's grant waits until the record of the
+        // change is on disk.
         self.client.maintenance.defragment(DefragmentRequest {}).await.ok()?;
         self.client.lease.lease_grant(LeaseGrantRequest { ttl: TTL_S, id: 0 }).await.ok()?;
         self.timeline.settle(at);

@@ -1,8 +1,9 @@
-//! A shard alone ends at each side of each step of its writers, its checkpoints, its start and its stop, and at any moment
-//! between, with Kinds of every mode and one whose mode is changed all the time; then what each mode promises is looked for.
+//! A shard without routers ends at each side of each step of its logs, its checkpoints, its start and its stop, and at
+//! random moments. It has Kinds of every mode, and one whose mode changes repeatedly. Then the promises of each mode
+//! are checked.
 //!
-//! `CRASH_POINTS=all` has all cases, with shards of one mode and with dense revisions; a part of a name only those that have
-//! it (`checkpoint.`, `sync.after`).
+//! `CRASH_POINTS=all` runs all cases, also with shards of one mode and with dense revisions. Any other value runs the
+//! cases with that text in their names, such as `checkpoint.` or `sync.after`.
 
 use std::{
     path::Path,
@@ -19,7 +20,7 @@ use crate::{
     check::Tally,
 };
 
-/// For each case, and more.
+/// Enough for all cases of a layout.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 #[test]
@@ -33,7 +34,7 @@ fn each_mode_keeps_its_promise_wherever_a_shard_ends() {
             let chosen = chosen.clone();
             async move {
                 let mut random = StdRng::seed_from_u64(seed);
-                // Of the other layouts each point once is enough.
+                // In the other layouts one case for each point is enough.
                 let few = few || *layout != Layout::Mixed;
                 let mut cases = Case::all(few, &mut random);
                 cases.retain(|case| {

@@ -1,4 +1,5 @@
-//! Informers: a list, a watch from behind it, and a new list only when they are told that what they want is compacted.
+//! Informers. Each lists and then watches from the revision after the list. It lists again only when its watch is
+//! canceled as compacted.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -24,20 +25,20 @@ use crate::{
 
 const AWAY: Duration = Duration::from_millis(50);
 const CAUGHT_UP_LIMIT: Duration = Duration::from_secs(60);
-/// Events of a watch that are remembered, and looked for after a crash.
+/// How many of a watch's last events are looked for in the history after a crash.
 const EVENTS_MAX: usize = 40;
 
-/// Keys with number and revision.
+/// The number and the revision of each key.
 pub type Contents = BTreeMap<String, (u64, i64)>;
 
-/// What an informer knows.
+/// The state of an informer.
 #[derive(Debug, Default)]
 struct Known {
     contents: Contents,
-    /// The last events since the last list: key, number, revision.
+    /// The last events since the last list, each with key, number and revision.
     events: VecDeque<(String, u64, i64)>,
     relists: usize,
-    /// The highest revision that it was shown.
+    /// The highest revision that the informer has seen.
     shown: i64,
 }
 
@@ -49,7 +50,7 @@ pub struct Watcher {
     known: Arc<Mutex<Known>>,
 }
 
-/// One of each Kind through every router, until the tasks are dropped.
+/// Starts an informer of each Kind through every router. They run until the tasks are dropped.
 pub fn start(
     cluster: &Cluster,
     kinds: &[Kind],
@@ -78,8 +79,8 @@ impl Watcher {
         self.known.lock().relists
     }
 
-    /// While nobody writes: it comes to know exactly what is there, and every event that it was given since it listed last
-    /// is in the history. How many events were looked for.
+    /// Waits until the informer has exactly the contents of the store, while the writers pause. Asserts that every event
+    /// since its last list is in the history. Returns the number of these events.
     pub async fn check(&mut self) -> anyhow::Result<usize> {
         let who = format!("the watch of {} by router {}", self.kind.resource, self.router);
         let (there, _) = list(&mut self.client, &self.kind).await?;
@@ -150,7 +151,7 @@ impl Informer {
         known.events.clear();
     }
 
-    /// Watches from a revision on, over as many streams as it takes, until it is told that it is compacted.
+    /// Watches from a revision on, over as many streams as necessary, until a watch is canceled as compacted.
     async fn follow(&mut self, mut from: i64) {
         loop {
             let create = WatchCreateRequest {
@@ -170,7 +171,7 @@ impl Informer {
                             self.known.lock().relists += 1;
                             return;
                         }
-                        // A store that is away for longer than a create waits.
+                        // The store was away for longer than the router lets a create wait.
                         break;
                     }
                     if let Err(error) = self.given(&answer) {
@@ -208,7 +209,7 @@ fn parsed(kv: &KeyValue) -> anyhow::Result<(String, (u64, i64))> {
     Ok((key, (number, kv.mod_revision)))
 }
 
-/// All of a Kind, and the header's revision.
+/// All keys of a Kind, and the revision of the list.
 pub async fn list(client: &mut Client, kind: &Kind) -> anyhow::Result<(Contents, i64)> {
     let all = RangeRequest { key: kind.prefix.into(), range_end: kind.end().into(), ..Default::default() };
     let answer = client.kv.range(all).await?.into_inner();
@@ -216,16 +217,15 @@ pub async fn list(client: &mut Client, kind: &Kind) -> anyhow::Result<(Contents,
     Ok((contents, answer.header.context("a header")?.revision))
 }
 
-/// What is there at a revision.
+/// The state of a key at a revision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// A number, written at a revision.
+    /// The key's number, and the revision that wrote it.
     There(u64, i64),
     Nothing,
     Compacted,
 }
 
-/// Reads a key at a revision.
 pub async fn at_revision(client: &mut Client, key: &str, revision: i64) -> anyhow::Result<Found> {
     let get = RangeRequest { key: key.to_owned().into(), revision, ..Default::default() };
     match client.kv.range(get).await {

@@ -1,5 +1,5 @@
-//! Writers who remember what was acknowledged: numbered values, one write of a writer at a time. A write that fails may
-//! have been made or not; the writer goes on with the next number.
+//! Writers that record which of their writes were acknowledged. A writer writes numbered values, one at a time. A write
+//! that fails may have been executed or not, and the writer continues with the next number.
 
 use std::{
     sync::Arc,
@@ -14,34 +14,34 @@ use tokio::{sync::RwLock, task::JoinSet};
 use crate::cluster::{Cluster, Kind};
 
 const KEYS_OF_EACH: u64 = 5;
-/// Between the writes of a writer.
+/// The pause between two writes of a writer.
 const BREATH: Duration = Duration::from_millis(4);
-/// Between the tries of a writer whose shard is away.
+/// The pause of a writer whose shard is away, before it tries again.
 const AWAY: Duration = Duration::from_millis(25);
 const VALUE_BYTES: usize = 200;
-/// A shard answers, or its end ends the connection: a write that is told nothing for so long is a fault of somebody.
+/// A shard either answers, or its death breaks the connection. So a write without an outcome for this long is a bug.
 const ANSWER_MAX: Duration = Duration::from_secs(120);
 
 /// One write of one key.
 #[derive(Debug, Clone)]
 pub struct Attempt {
-    /// Its place among the Kinds.
+    /// The index of its Kind.
     pub kind: usize,
     pub store: usize,
     pub key: String,
     pub number: u64,
-    /// The revision that it was acknowledged at, and when.
+    /// The revision and the time of the acknowledgement.
     pub acknowledged: Option<(i64, Instant)>,
-    /// A crash has taken it, as its mode allows.
+    /// A crash lost the write, as its mode allows.
     pub lost: bool,
 }
 
 #[derive(Debug, Default)]
 pub struct Shared {
     pub attempts: Mutex<Vec<Attempt>>,
-    /// What must never happen, whatever is killed.
+    /// Violations of what holds in every mode and after every crash.
     pub complaints: Mutex<Vec<String>>,
-    /// Held by each write, so that a check can wait until none is under way.
+    /// Each write holds it, so that a check can wait until none is under way.
     pub writing: RwLock<()>,
 }
 
@@ -51,17 +51,17 @@ impl Shared {
     }
 }
 
-/// The value of a number.
+/// The value that encodes a number, padded to `VALUE_BYTES`.
 pub fn value(number: u64) -> String {
     format!("{number:0>VALUE_BYTES$}")
 }
 
-/// The number of a value.
+/// The number that a value encodes; none if no writer wrote it.
 pub fn number(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-/// Writers of every Kind through every router, until dropped.
+/// Starts writers of every Kind through every router. They run until the tasks are dropped.
 pub fn start(
     cluster: &Cluster,
     kinds: &[Kind],
@@ -78,17 +78,16 @@ pub fn start(
     Ok(())
 }
 
-/// One writer of a Kind.
 pub struct Writer {
     kind: usize,
-    /// The keys that are written together, their shard, and their last revision.
+    /// Each entry has a shard, the keys on it that one txn writes together, and their last revision.
     keys: Vec<(usize, Vec<String>, i64)>,
     client: Client,
     shared: Arc<Shared>,
 }
 
 impl Writer {
-    /// The Kind at a place among them; `number` tells its writers apart.
+    /// `at` is the index of the Kind. Writers of one Kind have different `number`s.
     pub fn new(
         at: usize,
         kind: &Kind,
@@ -99,7 +98,7 @@ impl Writer {
     ) -> Self {
         let keys = (0..KEYS_OF_EACH).map(|of| {
             let key = |part: &str| format!("{}ns/w{number}-{of}{part}", kind.prefix);
-            // A txn is for one shard.
+            // A txn over several shards is refused, so keys of a spread Kind are written alone.
             if kind.spread { vec![key("")] } else { vec![key("-left"), key("-right")] }
         });
         let keys = keys.map(|keys| (store_of(&keys[0]), keys, 0)).collect();
@@ -118,7 +117,7 @@ impl Writer {
         }
     }
 
-    /// Whether it was acknowledged.
+    /// Makes one write. Returns whether it was acknowledged.
     async fn turn(&mut self, number: u64) -> bool {
         let at = usize::try_from(number % KEYS_OF_EACH).unwrap_or_default();
         let (store, keys, last) = &mut self.keys[at];
