@@ -79,8 +79,8 @@ impl Watcher {
         self.known.lock().relists
     }
 
-    /// Waits until the informer has exactly the contents of the store, while the writers pause. Asserts that every event
-    /// since its last list is in the history. Returns the number of these events.
+    /// Waits until the informer has exactly the contents of the store, while the writers pause. Asserts that every
+    /// event since its last list is in the history. Returns the number of these events.
     pub async fn check(&mut self) -> anyhow::Result<usize> {
         let who = format!("the watch of {} by router {}", self.kind.resource, self.router);
         let (there, _) = list(&mut self.client, &self.kind).await?;

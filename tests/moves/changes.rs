@@ -1,4 +1,4 @@
-//! What is changed while clients work, through the admin API of both routers.
+//! The changes of the map while clients work. They go through the admin API of both routers.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use anyhow::ensure;
 use kindred_tests::{admin::Admin, scenario::wait_for};
 use serde_json::{Value, json};
 
-/// How long a step of a move may take on a busy machine.
+/// The longest time for a step of a move on a busy machine.
 const MOVE_LIMIT: Duration = Duration::from_secs(20);
-/// Between two changes, for clients to see what the last one left.
+/// The pause between two changes, in which clients work with the result of the last one.
 const BREATH: Duration = Duration::from_millis(150);
 
-/// Which changes.
+/// A sequence of changes.
 #[derive(Debug, Clone, Copy)]
 pub enum Program {
     /// Whole Kinds move to another store, and back by a second move or by a reversal.
     ThereAndBack,
-    /// A Kind is cut into two and three ranges on as many stores, and put together again.
+    /// A Kind is split into two and then three ranges on as many stores, and merged again.
     SplitAndMerged,
     /// A ring of two stores gets a third one, and loses it again.
     Ring,
 }
 
 impl Program {
-    /// How many threads of each router serve clients.
+    /// The number of threads for connections in each router.
     pub fn threads(self) -> usize {
         match self {
             Self::ThereAndBack | Self::Ring => 1,
@@ -32,23 +32,23 @@ impl Program {
     }
 }
 
-/// What the changes came to.
+/// The results of a program.
 #[derive(Debug, Default)]
 pub struct Changed {
-    /// Moves that came to their end.
+    /// Moves that are over.
     pub moves: u64,
-    /// How often units changed hands.
+    /// Legs that were switched.
     pub switches: u64,
-    /// Attempts to switch that were given up and made again.
+    /// Attempts that were given up and repeated.
     pub given_up: u64,
-    /// The longest time between a freeze and the opening, as the coordinators tell it.
+    /// The longest time between a freeze and the opening, as the coordinators report it.
     pub longest_switch: Duration,
 }
 
-/// Carries a program out until keys have changed hands so often.
+/// Repeats a program until `switches` legs were switched.
 ///
 /// # Errors
-/// When a change is refused, or a move does not come to its end.
+/// If a change is refused, or a move does not end.
 pub async fn carry_out(program: Program, admins: &[Admin], switches: u64) -> anyhow::Result<Changed> {
     let mut mover = Mover { admins, turn: 0, changed: Changed::default() };
     while mover.changed.switches < switches {
@@ -81,13 +81,13 @@ impl Mover<'_> {
         let ids = self.begin("move", &to("pods", "a")).await?;
         self.switched(&ids, "there").await?;
         self.complete(&ids).await?;
-        // Two Kinds at once, both of which change their minds.
+        // Two Kinds move at once, and both moves are reversed.
         let mut ids = self.begin("move", &to("pods", "c")).await?;
         ids.extend(self.begin("move", &to("events", "a")).await?);
         self.switched(&ids, "there").await?;
         for id in &ids {
             let admin = self.admin();
-            // Not before the old owner follows.
+            // A move can be reversed once the old owner follows the new one.
             wait_for("the way back", MOVE_LIMIT, || async {
                 let (code, answer) = admin.ask("POST", &format!("/api/v1/moves/{id}/reverse"), "").await?;
                 ensure!(code == 200 || answer.contains("does not follow yet"), "{code} {answer}");
@@ -100,7 +100,7 @@ impl Mover<'_> {
     }
 
     async fn split_and_merged(&mut self) -> anyhow::Result<()> {
-        // Through the middle of a namespace, and between two.
+        // One split is in the middle of a namespace, the other between two.
         for (at, to) in [("mike/n2", "b"), ("t", "c")] {
             let ids = self.begin("split", &json!({ "kind": "pods", "at": at, "to": to })).await?;
             self.switched(&ids, "there").await?;
@@ -131,7 +131,7 @@ impl Mover<'_> {
         Ok(ids)
     }
 
-    /// Until all these have switched to where they go.
+    /// Waits until all these moves have switched to their goal.
     async fn switched(&mut self, ids: &[u64], goal: &str) -> anyhow::Result<()> {
         for id in ids {
             let there = |shown: &Value| shown["phase"] == "Switched" && shown["goal"] == goal;
@@ -142,11 +142,11 @@ impl Mover<'_> {
         Ok(())
     }
 
-    /// Closes the way back, and waits until nothing is left of it.
+    /// Completes these moves and waits until they are over.
     async fn complete(&mut self, ids: &[u64]) -> anyhow::Result<()> {
         for id in ids {
             let admin = self.admin();
-            // A router that has not heard of the move refuses to speak of it.
+            // This router may not know the move yet, and then refuses requests for it.
             admin.until(*id, MOVE_LIMIT, |_| true).await?;
             let before = admin.shown(*id).await?;
             if let Some(micros) = before["progress"]["pauseMicros"].as_u64() {

@@ -1,4 +1,4 @@
-//! A cluster, its clients, the changes, and the check of what the clients wrote down.
+//! One run: a cluster, its clients, the changes, and the check of the history that the clients recorded.
 
 use std::{
     collections::BTreeMap,
@@ -31,10 +31,10 @@ use crate::{
 
 const CONFIG: &str = include_str!("configs/kinds.yaml");
 const LEASED: usize = 4;
-/// Before the first change and after the last.
+/// How long clients work before the first change and after the last.
 const WORK: Duration = Duration::from_millis(700);
 
-/// What was done, and how it was for the clients.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Done {
     counts: Counts,
@@ -70,10 +70,11 @@ impl fmt::Display for Done {
     }
 }
 
-/// Runs a program of changes under fire.
+/// Runs a program of changes under load.
 ///
 /// # Errors
-/// When a client was refused something, a watch ended, a guarantee is broken, or the shards hold what they should not.
+/// If a request was refused, a watch ended, a guarantee is broken, or the shards have keys or records that they should
+/// not have.
 pub async fn run(dir: &Path, name: &str, program: Program, switches: u64, seed: u64) -> anyhow::Result<Done> {
     let file = dir.join("kinds.yaml");
     std::fs::write(&file, CONFIG)?;
@@ -127,8 +128,8 @@ pub async fn run(dir: &Path, name: &str, program: Program, switches: u64, seed: 
     Ok(Done { counts, changed, seconds, keys, longest_write, longest_read })
 }
 
-/// Kinds of which keys are on several stores are deleted store by store. Nobody waits as long for a move that a
-/// kube-apiserver would give up its cache, also not those of the Kind that moves (R17).
+/// A DeleteRange over several stores is executed store by store. No operation, not even one on a Kind that moves, may
+/// take so long that a kube-apiserver would stop reading from its cache (R17).
 fn assumed() -> Config {
     let kindred = Config::kindred(KINDS.iter().map(|kind| Key::from(kind.prefix)));
     Config { split_delete_ranges: true, latency_max: Some(Nanos(3_000_000_000)), ..kindred }
@@ -138,11 +139,11 @@ fn writes(request: &Request) -> bool {
     !matches!(request, Request::List(_) | Request::Compact { .. })
 }
 
-/// What clients were refused, or never told.
+/// The failed and the unanswered requests, counted by their error.
 fn failures(history: &History) -> Vec<String> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for operation in &history.operations {
-        // Two keys may be on two stores, which is refused.
+        // The keys of a txn may be on two stores, which is refused.
         let refusable = matches!(operation.request, Request::Txn { .. });
         let text = match &operation.outcome {
             Outcome::Unknown => "an unknown outcome".to_owned(),
@@ -163,7 +164,7 @@ fn failures(history: &History) -> Vec<String> {
     found.into_iter().map(|(what, times)| format!("{times} times {what}")).collect()
 }
 
-/// Keeps the history as `guarantees` reads it.
+/// Stores the history in the format that `guarantees` reads, and fails with `what`.
 fn files(dir: &Path, name: &str, history: &History, what: &str) -> anyhow::Result<Done> {
     let path = dir.join("history.jsonl");
     std::fs::write(&path, history.to_json_lines()?)?;

@@ -1,4 +1,4 @@
-//! What the shards hold when all moves are over: nothing that is not theirs, and no lock.
+//! The state of the shards when all moves are over: each has only keys that it owns, and no unit is frozen or sealed.
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
@@ -10,13 +10,14 @@ use kindred_proto::{
 use kindred_tests::{client::Client, servers::Up, workload::keys::KINDS};
 use kindred_wire::protocol::NOT_OWNED;
 
-/// Where the meta store has the state of the cluster.
+/// The key of the cluster's state in the meta store.
 const STATE: &str = "/kindred/state";
 
-/// Every record of every shard is settled, and each key is where the map in the meta store says. How many keys there are.
+/// Checks that every unit record of every shard is settled, and that each key is on the store that the map in the meta
+/// store names. Returns the number of keys.
 ///
 /// # Errors
-/// When it is not so.
+/// If one of these does not hold.
 pub async fn settled(up: &Up) -> anyhow::Result<u64> {
     let stores = up.stores()?;
     let meta = Client::connect(up.addresses("meta")?.first().context("a meta store")?).await?;
@@ -39,7 +40,7 @@ pub async fn settled(up: &Up) -> anyhow::Result<u64> {
                 RangeRequest { key: kind.prefix.into(), range_end: Bytes::from(end), ..Default::default() };
             let kvs = match client.kv.clone().range(all).await {
                 Ok(answer) => answer.into_inner().kvs,
-                // It has been moved away as a whole, and whoever asks without a map is sent elsewhere.
+                // A store refuses a read of keys that it does not own at all.
                 Err(status) if status.metadata().contains_key(NOT_OWNED) => continue,
                 Err(status) => return Err(status.into()),
             };

@@ -1,9 +1,9 @@
-//! Moves under fire: clients write, read, list, page, watch and hold leases through two routers of a `kindred up` while
-//! Kinds move, are split and merged, and a ring grows and shrinks. No client may be refused anything, no watch may end, and
-//! what the clients wrote down must keep etcd's guarantees, as `guarantees` checks them.
+//! Moves under load. Clients write, read, list in pages, watch and hold leases through two routers of a `kindred up`,
+//! while Kinds move, split and merge, and a ring grows and shrinks. No request may be refused, no watch may end, and
+//! the history that the clients recorded must fulfil etcd's guarantees, as in `guarantees`.
 //!
-//! `KINDRED_MOVES_SWITCHES` is how often keys change hands in each test, `KINDRED_MOVES_SEED` what clients draw their
-//! requests from. A history that breaks a guarantee is kept; the test `replay` of `guarantees` checks it again.
+//! `KINDRED_MOVES_SWITCHES` is the number of switches in each test. `KINDRED_MOVES_SEED` is the seed of the clients'
+//! requests. A history that breaks a guarantee is stored, and the test `replay` of `guarantees` checks it again.
 
 mod changes;
 mod fire;
@@ -19,7 +19,7 @@ use changes::Program;
 const LIMIT: Duration = Duration::from_secs(900);
 const SWITCHES: u64 = 8;
 
-/// Tests side by side would slow each other down until little happens in each.
+/// Tests that run at the same time would slow each other down until too little happens in each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn under_fire(name: &'static str, program: Program) {

@@ -1,4 +1,4 @@
-//! `tests/PITFALLS.md` tells the truth: every test that it names exists, and every `pitfall_` test stands in it.
+//! Checks `tests/PITFALLS.md`: every test that it names exists, and it names every `pitfall_` test.
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// Every `.rs` file of the workspace but what is built.
+/// Reads every `.rs` file of the workspace outside `target`.
 fn sources(dir: &Path, found: &mut Vec<String>) {
     for entry in fs::read_dir(dir).expect("a folder").flatten() {
         let (path, name) = (entry.path(), entry.file_name());
@@ -23,7 +23,7 @@ fn sources(dir: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// The names of test functions: those behind a test attribute, with comments and further attributes between.
+/// The names of the functions after a test attribute. Comments and further attributes may be in between.
 fn functions(source: &str) -> Vec<&str> {
     let (mut names, mut is_test) = (Vec::new(), false);
     for line in source.lines().map(str::trim_start) {
@@ -39,7 +39,7 @@ fn functions(source: &str) -> Vec<&str> {
     names
 }
 
-/// The cells of each row: id, what, tests, what it waits for.
+/// The four cells of each row: id, description, tests, and what a missing test waits for.
 fn rows(table: &str) -> Vec<[&str; 4]> {
     let lines = table
         .lines()

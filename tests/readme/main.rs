@@ -1,7 +1,7 @@
-//! The documentation, run as it stands: every `$ command` of the `console` blocks in `README.md` and `docs/*.md`, and what it
-//! must print. A comment before a block says which cluster it and the blocks behind it run against: `<!-- kindred up -->`, or
-//! with flags behind it; files are those of the repository. `…` in an expected line stands for anything, a line that is only
-//! `…` for any number of lines.
+//! Runs the documentation as it stands: every `$ command` of the `console` blocks in `README.md` and `docs/*.md`, whose
+//! output must be the lines after it. A comment before a block says which cluster it and the following blocks run
+//! against: `<!-- kindred up -->`, perhaps with flags, which may name files of the repository. `…` in an expected line
+//! stands for anything. A line that is only `…` stands for any number of lines.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use anyhow::{Context, bail};
 use kindred_tests::{peers::peer, process::our_binary, scenario, servers::Up};
 use tokio::process::Command;
 
-/// Longer than the longest command: a store that is added is waited for.
+/// The slowest command waits for a store that it adds, which takes less.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// How a page says that its next blocks run against a cluster of their own.
+/// The beginning and the end of the comment that gives the next blocks a cluster of their own.
 const CLUSTER: (&str, &str) = ("<!-- kindred up", "-->");
 
 /// A command of a page.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
-    /// Where it stands, from 1.
+    /// The number of its line on the page, from 1.
     line: usize,
     command: String,
     expected: Vec<String>,
 }
 
-/// A cluster of a page.
+/// The commands of a page that run against one cluster.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
-    /// The flags of its `kindred up`.
+    /// The flags of the cluster's `kindred up`.
     flags: Vec<String>,
     steps: Vec<Step>,
 }
@@ -40,7 +40,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The commands of the `console` blocks, with the lines that follow each, by cluster.
+/// The commands of the `console` blocks with their expected lines, grouped by cluster.
 fn parts(page: &str) -> anyhow::Result<Vec<Part>> {
     let mut parts: Vec<Part> = Vec::new();
     let mut in_block = false;
@@ -80,7 +80,7 @@ fn parts(page: &str) -> anyhow::Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// Whether a line is what the page shows.
+/// Whether a printed line matches the line on the page.
 fn matches(expected: &str, line: &str) -> bool {
     let mut parts = expected.split('…');
     let Some(rest) = parts.next().and_then(|first| line.strip_prefix(first)) else { return false };
@@ -94,7 +94,7 @@ fn matches(expected: &str, line: &str) -> bool {
     rest.is_empty() || (last_empty && expected.contains('…'))
 }
 
-/// Whether all lines are.
+/// Whether all printed lines match those on the page.
 fn all_match(expected: &[String], lines: &[&str]) -> bool {
     match (expected.split_first(), lines.split_first()) {
         (Some((any, rest)), _) if any == "…" => {
@@ -131,7 +131,7 @@ async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Runs a page from its beginning; how many commands it has.
+/// Runs all commands of a page. Returns their number.
 async fn tour(name: &str, page: &str, dir: &Path) -> anyhow::Result<usize> {
     let mut commands = 0;
     for (number, Part { flags, steps }) in (1..).zip(parts(page)?) {

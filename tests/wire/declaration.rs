@@ -1,4 +1,4 @@
-//! Just enough of a reader of `.proto` files to list messages, enums, fields and methods.
+//! A small parser of `.proto` files. It reads just enough to list messages, enums, fields and methods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,9 +6,9 @@ use anyhow::{Context, bail};
 
 #[derive(Debug, Default)]
 pub struct Declarations {
-    /// Message or enum by its path (`RangeRequest.SortOrder`): its fields or values, each as one line.
+    /// The fields or values of each message or enum, one a line. The key is a path such as `RangeRequest.SortOrder`.
     pub blocks: BTreeMap<String, BTreeSet<String>>,
-    /// `Service.Method`: its types.
+    /// The types of each method. The key is `Service.Method`.
     pub methods: BTreeMap<String, String>,
 }
 
@@ -78,14 +78,14 @@ fn method(statement: &[String], scopes: &[Scope], all: &mut Declarations) {
     }
 }
 
-/// A statement without a block: a field, an enum value or a method.
+/// Ends a statement without a block: a field, an enum value or a method.
 fn end(statement: &[String], scopes: &[Scope], all: &mut Declarations) -> anyhow::Result<()> {
     let first = statement.first().map(String::as_str);
     let in_block = matches!(scopes.last(), Some(Scope::Block(_) | Scope::Oneof(_)));
     if first == Some("rpc") {
         method(statement, scopes, all);
     } else if in_block && !matches!(first, None | Some("option" | "reserved" | "extensions")) {
-        // Options follow in brackets; what is on the wire stands before.
+        // Options follow in brackets. They change nothing on the wire.
         let wire: Vec<&str> =
             statement.iter().map(String::as_str).take_while(|token| !token.starts_with('[')).collect();
         let mut line = wire.join(" ").replace("mvccpb . ", "mvccpb.");
@@ -98,7 +98,7 @@ fn end(statement: &[String], scopes: &[Scope], all: &mut Declarations) -> anyhow
     Ok(())
 }
 
-/// Words and the marks that structure them, without comments. Strings are one token each.
+/// The words and punctuation marks of a file, without comments. Each string is one token.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut word = String::new();

@@ -1,5 +1,5 @@
-//! Our declaration of the wire API against etcd's own: every message, field, enum and method that we declare is etcd's,
-//! and no field of a message that we declare is missing.
+//! Compares kindred's declaration of etcd's API with etcd's own. Every message, field, enum and method that kindred
+//! declares is etcd's, and no field of a message that it declares is missing.
 
 mod declaration;
 
@@ -14,7 +14,7 @@ use kindred_tests::{
 
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Where the pinned etcd API module is.
+/// The folder of the pinned etcd API module.
 fn etcd_api() -> anyhow::Result<PathBuf> {
     // Building the peers downloads the module.
     peer("etcd")?;

@@ -1,20 +1,18 @@
-//! What a simulated network does to kindred in one seed: latencies, clock skews, and links and routers that fail and
-//! come back. Pure; `tests/netsim` carries it out on the real routers and shards.
+//! The plan of one seed: latencies, clock offsets, and links and routers that fail and come back. Pure; the test
+//! `netsim` carries it out on the real routers and shards.
 
 use std::time::Duration;
 
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// Routers of a run.
 pub const ROUTERS: usize = 2;
-/// Shards of a run.
 pub const SHARDS: usize = 3;
 
-/// Clients work from the start until this long after it; faults strike within.
+/// How long clients work at least. All faults begin within this time.
 const WORK_MS: u64 = 2_500;
-/// The first fault, after clients have begun.
+/// The time of the first fault, when clients are at work.
 const FIRST_FAULT_MS: u64 = 300;
-/// Wall clocks of shards are at most this far off; R3 allows 10 s between two.
+/// The largest offset of a shard's wall clock. R3 allows 10 s between two clocks.
 const SKEW_MS: i64 = 2_000;
 
 /// Two hosts between which messages pass.
@@ -22,61 +20,61 @@ const SKEW_MS: i64 = 2_000;
 pub enum Link {
     /// The clients and a router.
     Client {
-        /// Its number.
+        /// Less than [`ROUTERS`].
         router: usize,
     },
     /// A router and a shard.
     Store {
-        /// The router's number.
+        /// Less than [`ROUTERS`].
         router: usize,
-        /// The shard's number.
+        /// Less than [`SHARDS`].
         shard: usize,
     },
 }
 
-/// Something that happens.
+/// A change of the simulated world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Messages of the link wait, in both directions.
     Hold(Link),
-    /// They arrive, late and at once.
+    /// The messages that waited arrive, all at once.
     Release(Link),
-    /// Messages of the link are lost, and with one of them its connection: the side that connected is told later, as by a
-    /// kernel to which nothing is acknowledged.
+    /// Messages of the link are lost, and each connection that loses one is dead. The side that connected gets an error
+    /// later, as from a kernel that receives no acknowledgement.
     Cut(Link),
     /// The link works again, for new connections.
     Mend(Link),
     /// A router's process dies.
     Kill(usize),
-    /// It is started again.
+    /// A router's process is started again.
     Start(usize),
-    /// Messages of the link take up to this long.
+    /// Messages of the link take up to this long from now on.
     Slow(Link, Duration),
 }
 
 impl Step {
-    /// Whether it begins something bad.
+    /// Whether the step begins a fault. Otherwise it ends one.
     #[must_use]
     pub fn is_fault(&self) -> bool {
         matches!(self, Self::Hold(_) | Self::Cut(_) | Self::Kill(_) | Self::Slow(..))
     }
 }
 
-/// Everything that is drawn from a seed before the run; clients draw from it too.
+/// Everything that is drawn from a seed before the run. During the run clients draw from the same seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// The longest that a message takes, where nothing is said of its link.
+    /// The highest latency of a message on a link that no step has slowed.
     pub latency_max: Duration,
-    /// How far each shard's wall clock is off, in milliseconds.
+    /// The offset of each shard's wall clock, in milliseconds.
     pub skews_ms: [i64; SHARDS],
     /// How long clients work.
     pub work: Duration,
-    /// What happens, in order of time since the start; everything is whole again when clients end.
+    /// The steps with their times since the start, in order. All faults have ended when clients end.
     pub steps: Vec<(Duration, Step)>,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// The plan of a seed. Equal seeds give equal plans.
     #[must_use]
     pub fn of(seed: u64) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
@@ -88,7 +86,7 @@ impl Plan {
         let mut steps = Vec::new();
         let mut work_ms = WORK_MS;
         let mut at = FIRST_FAULT_MS;
-        // One after another, now and then overlapping, so that two may meet.
+        // The next fault may begin before the last one ends, so some overlap.
         while at < WORK_MS * 3 / 4 {
             let lasts = fault(&mut rng, at, &mut steps);
             work_ms = work_ms.max(at + lasts + 500);
@@ -99,7 +97,7 @@ impl Plan {
     }
 }
 
-/// Adds a fault and its end; how long it lasts, in milliseconds.
+/// Adds a fault and its end. Returns its duration in milliseconds.
 fn fault(rng: &mut StdRng, at: u64, steps: &mut Vec<(Duration, Step)>) -> u64 {
     let link = link(rng);
     let (lasts, begin, end) = match rng.random_range(0..20) {

@@ -14,14 +14,14 @@ use turmoil::Sim;
 
 use crate::network;
 
-/// Where every server listens, on its own host.
+/// Every server listens at this port, on its own host.
 const PORT: u16 = 2379;
-/// As the stores of `spread.yaml`.
+/// The stores of `spread.yaml`.
 const STORES: [&str; SHARDS] = ["a", "b", "c"];
 const CONFIG: &str = include_str!("spread.yaml");
-/// The host on which all clients are.
+/// The host of all clients.
 pub const CLIENTS: &str = "clients";
-/// When a simulation begins: 2030-01-01.
+/// The time at which a simulation begins: 2030-01-01.
 const EPOCH: Duration = Duration::from_secs(1_893_456_000);
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -31,18 +31,17 @@ struct RouterCli {
     args: router_config::Args,
 }
 
-/// Simulated time since the start, in milliseconds; the simulation's loop writes it.
+/// The simulated time since the start, in milliseconds. Only the loop of the simulation writes it.
 #[derive(Debug, Default)]
 pub struct SimClock(AtomicU64);
 
 impl SimClock {
-    /// The clock of this process' one simulation.
+    /// The clock of the only simulation of this process.
     pub fn get() -> &'static Self {
         static CLOCK: SimClock = SimClock(AtomicU64::new(0));
         &CLOCK
     }
 
-    /// Moves it.
     pub fn set(&self, elapsed: Duration) {
         self.0.store(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -59,7 +58,6 @@ impl SimClock {
     }
 }
 
-/// A router's host.
 pub fn router_host(router: usize) -> String {
     format!("router-{router}")
 }
@@ -68,15 +66,15 @@ fn shard_host(shard: usize) -> String {
     format!("shard-{}", STORES[shard])
 }
 
-/// Where clients connect.
+/// The addresses of the routers, for clients.
 pub fn endpoints() -> Vec<String> {
     (0..ROUTERS).map(|router| format!("{}:{PORT}", router_host(router))).collect()
 }
 
-/// Adds all servers. `dir` is for the shards' identities and the routers' configuration.
+/// Adds all servers to the simulation. The routers' configuration is written to `dir`.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If the file cannot be written.
 pub fn build(sim: &mut Sim<'_>, plan: &Plan, dir: &Path) -> anyhow::Result<()> {
     for (index, skew_ms) in plan.skews_ms.into_iter().enumerate() {
         sim.host(shard_host(index), move || run_shard(index, skew_ms));
@@ -90,8 +88,8 @@ pub fn build(sim: &mut Sim<'_>, plan: &Plan, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A new store draws its identity from the operating system; here it is given one. Nothing is kept on a disk, whose time
-/// is not the simulation's.
+/// The identity of a shard. A real shard draws it from the operating system, so it would not be the same in each run.
+/// No shard has a disk, because a disk does not follow simulated time.
 fn identity(index: usize) -> Identity {
     let number = index as u64 + 1;
     Identity {
@@ -136,7 +134,7 @@ async fn run_router(index: usize, config: PathBuf) -> turmoil::Result {
     }
     let mut settings = RouterCli::try_parse_from(args)?.args.settings()?;
     settings.network = network::simulated();
-    // Else every shard's clock looks decades wrong to a router, by an amount that no seed decides.
+    // With the real clock every shard would look years wrong to a router, by an amount that differs in each run.
     settings.wall_clock = WallClock::Other(Arc::new(|| SimClock::get().wall(0)));
     let drain = Drain::new(GRACE);
     let _bound = router::bind(settings, &drain, None).await?;
@@ -144,10 +142,10 @@ async fn run_router(index: usize, config: PathBuf) -> turmoil::Result {
     Ok(())
 }
 
-/// Does what a plan says.
+/// Executes a step of the plan.
 ///
 /// # Errors
-/// When the simulation has no such host.
+/// If the simulation has no such host.
 pub fn carry_out(sim: &mut Sim<'_>, step: Step) -> anyhow::Result<()> {
     match step {
         Step::Hold(link) => {

@@ -1,9 +1,9 @@
 //! Randomness that a seed decides.
 //!
-//! Hash maps of the standard library and tokio's `select!` draw their keys from the operating system, by `getrandom` of
-//! the C library. This file is that function for the test binary: what is drawn is a function of the seed and of how
-//! often this thread has drawn. So a run must have a thread of its own, and a process of its own for what crates count
-//! process-wide.
+//! Hash maps of the standard library and tokio's `select!` get their random numbers from `getrandom` of the C library.
+//! In the test binary this file replaces that function. Its result depends only on the seed and on how often this
+//! thread has called it. So each run needs a thread of its own. It also needs a process of its own, because crates have
+//! counters for the whole process.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
@@ -15,7 +15,7 @@ thread_local! {
     static DRAWN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Sets the seed for threads that are started from now on.
+/// Sets the seed for all threads. Call it before the thread of a run starts.
 pub fn seed(seed: u64) {
     SEED.store(seed, Ordering::Relaxed);
 }
@@ -29,10 +29,10 @@ fn next() -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// See the module.
+/// Replaces the C library's function, as the comment of this file explains.
 ///
 /// # Safety
-/// `buffer` points to `length` bytes that may be written, as the C library demands.
+/// `buffer` must point to `length` bytes that may be written, as for the C library's function.
 #[expect(unsafe_code, reason = "takes the place of a function of the C library")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getrandom(buffer: *mut c_void, length: usize, _flags: c_uint) -> isize {

@@ -1,4 +1,4 @@
-//! What happened in a run, in order: faults, what the servers say, and at the end the history of the clients.
+//! The log of a run, in order: faults, the servers' log lines, and at the end the history of the clients.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use tracing_subscriber::fmt::{MakeWriter, format, time::FormatTime};
 
 use crate::cluster::SimClock;
 
-/// Shared by the simulation and the servers in it.
+/// The simulation and its servers share one log.
 #[derive(Debug, Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    /// Writes down what the servers say on this thread from now on, at this level or filter.
+    /// Adds the servers' log lines on this thread from now on, at this level or filter.
     ///
     /// # Errors
-    /// When the filter is none.
+    /// If the filter cannot be parsed.
     pub fn listen(&self, filter: &str) -> anyhow::Result<tracing::subscriber::DefaultGuard> {
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::try_new(filter)?)
@@ -28,22 +28,21 @@ impl Log {
         Ok(tracing::subscriber::set_default(subscriber))
     }
 
-    /// A line of the simulation's own.
+    /// Adds a line of the simulation itself.
     pub fn line(&self, text: &str) {
         let text = format!("{}ms {text}\n", SimClock::get().millis());
         self.0.lock().extend_from_slice(text.as_bytes());
     }
 
-    /// What the clients recorded.
+    /// Adds the history of the clients.
     ///
     /// # Errors
-    /// When it cannot be written as JSON.
+    /// If the history cannot be written as JSON.
     pub fn history(&self, history: &History) -> anyhow::Result<()> {
         self.0.lock().extend_from_slice(history.to_json_lines()?.as_bytes());
         Ok(())
     }
 
-    /// All of it.
     pub fn bytes(&self) -> Vec<u8> {
         self.0.lock().clone()
     }

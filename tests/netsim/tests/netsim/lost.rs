@@ -1,7 +1,7 @@
-//! The network loses one connection between a router and a store, and says so to neither.
+//! The network loses one connection between a router and a store, and neither side gets an error.
 //!
-//! Found by `seeds`: the router's handshakes went over another connection, so the store was up, and all that the lost
-//! one carried waited for HTTP/2's keepalive, 15 s: three times as long as a Kind may stand still (R17).
+//! The router's handshakes use another connection, so the store stays up. Requests on the lost connection must not wait
+//! for HTTP/2's keepalive, which takes 15 s: another Kind may be 3 s behind at most (R17).
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::network;
 use crate::run::drive;
 use crate::seconds;
 
-/// When messages begin to be lost, between two handshakes, and for how long.
+/// The time at which messages begin to be lost. It is between two handshakes.
 const LOST: Duration = Duration::from_millis(2_500);
 const LOST_FOR: Duration = Duration::from_millis(100);
 /// How long a client waits for an answer while messages are lost.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// What is left for the new connection, and for a store that the router first has to ask who it is.
+/// The time for a new connection and the store's handshake.
 const MARGIN: Duration = seconds(1);
 
 #[test]
@@ -54,7 +54,7 @@ async fn writes() -> anyhow::Result<()> {
     let client = network::connect(&endpoint)?;
     let put = || {
         let mut kv = client.kv.clone();
-        // A key of the first shard.
+        // This key is on the first shard.
         let put =
             PutRequest { key: "/registry/pods/alpha/n1".into(), value: "v".into(), ..Default::default() };
         async move { kv.put(put).await }

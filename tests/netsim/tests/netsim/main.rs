@@ -1,9 +1,10 @@
-//! The real routers and shards over a simulated network, with links and routers that fail, and clients whose histories
-//! `kindred-checker` reads. A seed decides everything: `meta` runs one twice and compares all that was written down.
+//! The real routers and shards over a simulated network, with links and routers that fail. `kindred-checker` checks the
+//! history of the clients. A seed decides everything: `meta` runs one twice and compares the logs.
 //!
-//! `KINDRED_NETSIM_SEEDS` is how many seeds `seeds` runs, from `KINDRED_NETSIM_FIRST` (1) on. One is run in this process
-//! by `KINDRED_NETSIM_SEED=N cargo test -p kindred-netsim --test netsim one -- --nocapture`; `KINDRED_NETSIM_LOG` then
-//! says how much the servers say (`debug`, `trace`, or a filter), `KINDRED_NETSIM_DIR` where it is kept.
+//! `seeds` runs `KINDRED_NETSIM_SEEDS` seeds from `KINDRED_NETSIM_FIRST` on, which is 1 by default. The command
+//! `KINDRED_NETSIM_SEED=N cargo test -p kindred-netsim --test netsim one -- --nocapture` runs a single seed in its own
+//! process. There `KINDRED_NETSIM_LOG` is the servers' log level (`debug`, `trace`, or a filter), and
+//! `KINDRED_NETSIM_DIR` the folder of the log.
 
 mod cluster;
 mod entropy;
@@ -25,7 +26,7 @@ const SEED: &str = "KINDRED_NETSIM_SEED";
 const DIR: &str = "KINDRED_NETSIM_DIR";
 const LEVEL: &str = "KINDRED_NETSIM_LOG";
 const SEEDS: u64 = 20;
-/// A run of a seed takes a second or two, on a machine that does nothing else.
+/// On an idle machine the run of a seed takes one or two seconds.
 const RUN_LIMIT: Duration = seconds(300);
 const LOG_FILE: &str = "log.txt";
 const DONE_FILE: &str = "done.json";
@@ -34,12 +35,12 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Runs the seed that is asked for, in this process; nothing without one.
+/// Runs the seed that the environment names, in this process. Without one it does nothing.
 #[test]
 fn one() {
     let Some(seed) = number(SEED) else { return };
     entropy::seed(seed);
-    // What the thread draws from the operating system must be its own.
+    // The random numbers of a thread depend on how many it has drawn, so the run needs a new thread.
     let ran = std::thread::Builder::new().name(format!("seed-{seed}")).spawn(move || one_seed(seed));
     let done = ran.unwrap().join().unwrap().unwrap();
     say(&format!("netsim seed={seed} {}", summary(&done)));
@@ -48,7 +49,7 @@ fn one() {
     }
 }
 
-/// Many seeds, each in a process of its own: no guarantee is broken.
+/// Many seeds, each in a process of its own, break no guarantee.
 #[test]
 fn seeds() {
     if number(SEED).is_some() {
@@ -83,7 +84,7 @@ fn seeds() {
     assert!(all.counts.events > 100 * seeds as usize, "little was watched: {all:?}");
 }
 
-/// The self-test: a seed run twice gives the same log, another seed another.
+/// Tests the simulation itself: two runs of a seed have the same log, and another seed has another.
 #[test]
 fn meta() {
     if number(SEED).is_some() {
@@ -138,7 +139,7 @@ impl Run {
         Ok(Self { seed, dir: dir.to_owned(), child })
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends, and kills it after [`RUN_LIMIT`].
     fn finish(mut self) -> anyhow::Result<Done> {
         let began = Instant::now();
         let status = loop {
@@ -198,7 +199,7 @@ fn summary(Done { counts, faults, violations, .. }: &Done) -> String {
     )
 }
 
-/// The first lines that differ.
+/// The first pair of lines that differ.
 fn difference(one: &[u8], other: &[u8]) -> String {
     let (one, other) = (String::from_utf8_lossy(one), String::from_utf8_lossy(other));
     let (mut ones, mut others) = (one.lines(), other.lines());
@@ -214,9 +215,9 @@ fn difference(one: &[u8], other: &[u8]) -> String {
     String::new()
 }
 
-/// Past the capture of the test's output, so that counts are seen in a passing run.
+/// Prints to standard output without the capture of the test harness, so that a passing run shows its counts.
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
-    // A closed standard output is nobody's problem here.
+    // A closed standard output does not make the test fail.
     let _ = writeln!(out, "{text}");
 }

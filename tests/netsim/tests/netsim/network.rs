@@ -1,7 +1,8 @@
 //! turmoil's TCP as the network of routers, shards and clients.
 //!
-//! turmoil sends nothing again, so a connection of which a message is lost is dead, and nobody is told. A kernel would
-//! tell the side that connected when nothing was acknowledged for [`UNACKNOWLEDGED_MAX`]; [`Paths`] does that here.
+//! turmoil sends nothing again, so a connection that loses a message is dead, and neither side gets an error. A real
+//! kernel reports an error to the side that connected after [`UNACKNOWLEDGED_MAX`] without an acknowledgement. Here
+//! [`Paths`] does that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,7 +33,7 @@ pub fn simulated() -> Network {
     Network::Other(Arc::new(Simulated))
 }
 
-/// A client over it. It notices a peer that is gone without a word, as a kube-apiserver's does, only sooner.
+/// A client over the simulated network. Its keepalive notices a silent peer, like a kube-apiserver's, only sooner.
 pub fn connect(address: &str) -> anyhow::Result<Client> {
     let options = ConnectOptions {
         network: simulated(),
@@ -49,7 +50,7 @@ struct Simulated;
 
 impl OtherNetwork for Simulated {
     fn listen(&self, host: &str, port: u16) -> io::Result<Box<dyn OtherListener>> {
-        // Only its signature waits.
+        // `bind` is an async function that never waits.
         let bound = TcpListener::bind((host, port)).now_or_never();
         let listener = bound.unwrap_or_else(|| Err(io::Error::other("turmoil does not bind at once")))?;
         Ok(Box::new(Listening { listener: Arc::new(listener), accepting: Mutex::new(None) }))
@@ -100,17 +101,18 @@ impl OtherListener for Listening {
     }
 }
 
-/// The process' one simulation, while this is held: the clock and [`Paths`] are the process', and tests run side by side.
+/// Only the holder of this lock may simulate. The clock and [`Paths`] are the process', and tests run concurrently.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock();
-    // Dropped without the lock: what it wakes may drop connections.
+    // Dropped after the lock is released, because a reader that it wakes may drop connections, which takes the
+    // lock.
     let before = std::mem::take(&mut *Paths::get().0.lock());
     drop(before);
     alone
 }
 
-/// The links that are cut, and what the connections have lost.
+/// The links that are cut, and the connections that have lost messages.
 #[derive(Debug, Default)]
 pub struct Paths(Mutex<State>);
 
@@ -123,25 +125,25 @@ struct State {
 /// The address of the side that connected, and the other one's.
 type Ends = (SocketAddr, SocketAddr);
 
-/// A connection, as both sides have it.
+/// The state of a connection, which both sides share.
 #[derive(Debug, Default)]
 struct Path {
-    /// When a message was lost, since the start of the simulation.
+    /// The time of the first lost message, since the start of the simulation.
     lost: Option<Duration>,
-    /// The side that connected is told.
+    /// The side that connected gets an error from now on.
     failed: bool,
-    /// Its reader.
+    /// Wakes the reader of the side that connected.
     reader: Option<Waker>,
 }
 
 impl Paths {
-    /// Those of this process' one simulation.
+    /// The paths of the only simulation of this process.
     pub fn get() -> &'static Self {
         static PATHS: LazyLock<Paths> = LazyLock::new(Paths::default);
         &PATHS
     }
 
-    /// Messages between two hosts are lost from now on, or no longer.
+    /// From now on messages between two hosts are lost, or with `cut` false no longer.
     pub fn cut(&self, one: IpAddr, other: IpAddr, cut: bool) {
         let mut state = self.0.lock();
         for pair in [(one, other), (other, one)] {
@@ -153,7 +155,7 @@ impl Paths {
         }
     }
 
-    /// Tells who connected of the connections that have lost something for so long.
+    /// Fails the connections whose first lost message is [`UNACKNOWLEDGED_MAX`] old.
     pub fn pass(&self, now: Duration) {
         self.0.lock().paths.retain(|_, path| {
             let mut path = path.lock();
@@ -180,11 +182,11 @@ struct Connected {
     stream: TcpStream,
     path: Arc<Mutex<Path>>,
     ends: Ends,
-    /// Whether it is the side that connected.
+    /// Whether this is the side that connected.
     connected: bool,
 }
 
-/// A host that is started again may use the port for another connection, which has lost nothing.
+/// Removes the path, because a host that starts again may use the same port for a new connection.
 impl Drop for Connected {
     fn drop(&mut self) {
         if self.connected {

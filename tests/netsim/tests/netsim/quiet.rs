@@ -1,8 +1,7 @@
-//! A stream's progress round waits for a store that does not answer, and meanwhile the router does nothing.
+//! A stream's progress round waits for a store that does not answer, and meanwhile the router must be idle.
 //!
-//! Found by `seeds`: a session on two feeds read the feed that had come to the target again and again until the other one
-//! had, a core at full load for up to a second. Simulated time does not pass while a host has something to do, so that
-//! the simulation stood still.
+//! A session on two feeds must not poll the feed that has reached the target until the other one has. Simulated time
+//! does not pass while a host is busy, so such a loop would stop the simulation.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -24,9 +23,9 @@ use crate::network;
 use crate::run::drive;
 use crate::seconds;
 
-/// What takes milliseconds and would else take for ever.
+/// The limit of real time. The test takes milliseconds, or for ever if the router spins.
 const WATCHDOG: Duration = seconds(120);
-/// When the store falls silent, and when it is heard again.
+/// The times at which the store's links are held and released.
 const SILENT: Duration = seconds(2);
 const HEARD: Duration = seconds(6);
 
@@ -40,7 +39,7 @@ fn a_round_that_waits_for_a_store_does_not_spin() {
 }
 
 fn simulate() -> anyhow::Result<()> {
-    // The second of the shards has the namespaces in the middle.
+    // The second shard has the middle range of namespaces.
     let links = (0..ROUTERS).map(|router| Link::Store { router, shard: 1 });
     let hold = links.clone().map(|link| (SILENT, Step::Hold(link)));
     let release = links.map(|link| (HEARD, Step::Release(link)));
@@ -61,7 +60,8 @@ fn simulate() -> anyhow::Result<()> {
     drive(&mut sim, &plan, &Log::default())
 }
 
-/// Two watches of one stream on two stores, asked for progress while one store is silent, and answered when it is not.
+/// Opens two watches on one stream, on two stores. It requests progress while one store is silent, and expects it when
+/// that store answers again.
 async fn watches() -> anyhow::Result<()> {
     let endpoints = Arc::new(Endpoints { addresses: cluster::endpoints(), connect: network::connect });
     let caller = Caller::new(Arc::new(Recorder::new()), endpoints, &mut StdRng::seed_from_u64(1))?;
@@ -80,11 +80,11 @@ async fn watches() -> anyhow::Result<()> {
     while stream.is_creating() {
         stream.hear().await?;
     }
-    // By now the store is silent, and after the second pause it is not.
+    // After the first pause the store is silent, and after the second it answers again.
     tokio::time::sleep(SILENT).await;
     stream.ask_progress();
     tokio::time::sleep(HEARD).await;
-    // The round of then is given up.
+    // The first round has been given up by now.
     stream.ask_progress();
     let before: Vec<_> = stream.watches.iter().map(|watch| watch.position).collect();
     let answered = async {

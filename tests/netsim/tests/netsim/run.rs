@@ -1,4 +1,4 @@
-//! One seed: servers and clients on simulated hosts, faults by the plan, and the check of what the clients recorded.
+//! The run of one seed: servers and clients on simulated hosts, the faults of its plan, and the check of the history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,28 +27,28 @@ use crate::seconds;
 const WRITERS: usize = 3;
 const READERS: usize = 2;
 const WATCHERS: usize = 4;
-/// Simulated time, far above what any plan needs.
+/// Simulated time. No plan needs nearly as much.
 const LIMIT: Duration = seconds(180);
-/// Until the servers serve, and until the last revisions can be read.
+/// The time for the servers to start, and for the last revisions to be read.
 const SERVE_LIMIT: Duration = seconds(30);
-/// How the workload notes a watch that is refused because its store is away.
+/// The workload's note of a watch that was refused because its store was away begins so.
 const STORE_AWAY: &str = "a watch is refused: kindred: store ";
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// What one seed did.
+/// The result of one seed.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Done {
     pub counts: Counts,
     pub faults: usize,
     pub violations: usize,
-    /// What is wrong, if anything is.
+    /// What went wrong, if anything did.
     pub complaint: Option<String>,
 }
 
-/// Runs a seed. Everything that happened goes to the log.
+/// Runs a seed and logs everything that happens.
 ///
 /// # Errors
-/// When the simulation cannot be set up; what the servers do wrong is in what is returned.
+/// If the simulation cannot be set up. Faults of the servers are in the result.
 pub fn run(seed: u64, log: &Log) -> anyhow::Result<Done> {
     let plan = Plan::of(seed);
     let dir = tempfile::tempdir()?;
@@ -86,14 +86,14 @@ pub fn run(seed: u64, log: &Log) -> anyhow::Result<Done> {
     if !report.is_clean() {
         complaints.push(report.to_string());
     }
-    // A router that cannot reach a store says so to who asks for a watch there, and the client may ask again.
+    // A router may refuse a watch while it cannot reach the store, and the client tries again.
     complaints.extend(recorder.oddities().into_iter().filter(|oddity| !oddity.starts_with(STORE_AWAY)));
     done.complaint = (!complaints.is_empty()).then(|| complaints.join("\n"));
     done.counts = report.counts;
     Ok(done)
 }
 
-/// Steps the simulation until the clients are done, and does to it what the plan says.
+/// Steps the simulation until the clients are done, and executes the plan.
 pub fn drive(sim: &mut turmoil::Sim<'_>, plan: &Plan, log: &Log) -> anyhow::Result<()> {
     let mut steps = plan.steps.iter().peekable();
     loop {
@@ -112,7 +112,7 @@ pub fn drive(sim: &mut turmoil::Sim<'_>, plan: &Plan, log: &Log) -> anyhow::Resu
     }
 }
 
-/// All clients: they work, then each watch waits until it has everything.
+/// Runs all clients. When they have worked, each watch waits until it has received everything.
 async fn clients(recorder: Arc<Recorder>, seed: u64, work: Duration) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     let endpoints = Arc::new(Endpoints { addresses: cluster::endpoints(), connect: network::connect });
@@ -152,8 +152,8 @@ async fn all_done(mut tasks: JoinSet<anyhow::Result<()>>) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Waits until each router has read each Kind from all of its stores. Before that it cannot know where all of them began, so
-/// that what it shows of one may be below the beginning of another, where nothing can be read.
+/// Waits until each router has read each Kind from all of its stores. Before that a router does not know the first
+/// revision of each store, and a header could be below the first revision of another store, where nothing can be read.
 async fn all_met(endpoints: &Endpoints, rng: &mut StdRng) -> anyhow::Result<()> {
     for address in &endpoints.addresses {
         let alone = Endpoints { addresses: vec![address.clone()], connect: endpoints.connect };
