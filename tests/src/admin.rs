@@ -14,7 +14,7 @@ use crate::scenario::wait_for;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
-/// Where the admin port of a router is.
+/// A client of the admin port of a router.
 #[derive(Debug, Clone)]
 pub struct Admin {
     address: String,
@@ -22,24 +22,24 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Of a router whose admin port is `host:port`.
+    /// For an admin port at `host:port`, without TLS.
     #[must_use]
     pub fn at(address: &str) -> Self {
         Self { address: address.to_owned(), tls: None }
     }
 
-    /// The same, with TLS.
+    /// For an admin port at `host:port`, with TLS.
     ///
     /// # Errors
-    /// When a file cannot be used.
+    /// If a file of the settings cannot be used.
     pub fn over_tls(address: &str, tls: ClientTlsSettings) -> anyhow::Result<Self> {
         Ok(Self { address: address.to_owned(), tls: Some(ClientTls::load(tls)?) })
     }
 
-    /// What curl would show: the status and the body.
+    /// Sends a request as curl does, and returns the status and the body.
     ///
     /// # Errors
-    /// When nobody answers in time, or not in HTTP.
+    /// If there is no answer in time, or the answer is not HTTP.
     pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{}", self.address).parse()?;
@@ -53,30 +53,31 @@ impl Admin {
         Ok((code, body.to_owned()))
     }
 
-    /// The answer to a request that must work.
+    /// Sends a request that must succeed, and returns its answer.
     ///
     /// # Errors
-    /// When it is refused.
+    /// If the request is refused.
     pub async fn ok(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
         let (code, answer) = self.ask(method, path, &body.to_string()).await?;
         ensure!((200..300).contains(&code), "{method} {path} {body}: {code} {answer}");
         serde_json::from_str(&answer).with_context(|| format!("{method} {path}: {answer}"))
     }
 
-    /// Makes a change by a verb (`move`, `split`, `merge`, `drain`, `apply`): the numbers of the moves that have begun.
+    /// Makes a change by a verb (`move`, `split`, `merge`, `drain`, `apply`). Returns the numbers of the moves that it
+    /// began.
     ///
     /// # Errors
-    /// When it is refused.
+    /// If the change is refused.
     pub async fn change(&self, verb: &str, body: &Value) -> anyhow::Result<Vec<u64>> {
         let made = self.ok("POST", &format!("/api/v1/{verb}"), body).await?;
         let moves = made["moves"].as_array().with_context(|| format!("the moves of {made}"))?;
         Ok(moves.iter().filter_map(Value::as_u64).collect())
     }
 
-    /// A move as it is shown; null when this router has not heard of it yet.
+    /// The answer about a move; null if this router does not know the move yet.
     ///
     /// # Errors
-    /// When it cannot be told.
+    /// If the request fails otherwise.
     pub async fn shown(&self, id: u64) -> anyhow::Result<Value> {
         let (code, answer) = self.ask("GET", &format!("/api/v1/moves/{id}"), "").await?;
         match code {
@@ -86,18 +87,18 @@ impl Admin {
         }
     }
 
-    /// Asks something of a move: `abort`, `reverse`, `complete`.
+    /// Sends a request about a move: `abort`, `reverse` or `complete`.
     ///
     /// # Errors
-    /// When it is refused.
+    /// If the request is refused.
     pub async fn request(&self, id: u64, what: &str) -> anyhow::Result<()> {
         self.ok("POST", &format!("/api/v1/moves/{id}/{what}"), &json!({})).await.map(drop)
     }
 
-    /// Waits until a move is as `wanted`; fails when it is over otherwise.
+    /// Waits until `wanted` is true of a move.
     ///
     /// # Errors
-    /// When that does not come.
+    /// If the move is over before, or the limit is reached.
     pub async fn until(
         &self,
         id: u64,

@@ -1,4 +1,4 @@
-//! Certificates for the TLS tests: one authority, and leaves signed by it, as PEM files in the scenario's directory.
+//! Certificates for the TLS tests: an authority, and leaves that it signs, as PEM files in the scenario's directory.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ pub struct Leaf {
     pub key: PathBuf,
 }
 
-/// An authority, its certificate at `cert`.
+/// An authority, whose certificate is at `cert`.
 #[derive(Debug)]
 pub struct Authority {
     pub cert: PathBuf,
@@ -26,10 +26,10 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A new one named `name`.
+    /// Creates an authority with this name.
     ///
     /// # Errors
-    /// When the files cannot be written.
+    /// If the files cannot be written.
     pub fn new(dir: &Path, name: &str) -> anyhow::Result<Self> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name.push(DnType::CommonName, name);
@@ -41,10 +41,10 @@ impl Authority {
         Ok(Self { cert, dir: dir.to_owned(), issuer: Issuer::new(params, key) })
     }
 
-    /// A certificate for `common_name`, for servers on this machine and for clients.
+    /// Signs a certificate for `common_name`, which servers on this machine and clients can use.
     ///
     /// # Errors
-    /// When the files cannot be written.
+    /// If the files cannot be written.
     pub fn leaf(&self, common_name: &str) -> anyhow::Result<Leaf> {
         let mut params = CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()])?;
         params.distinguished_name.push(DnType::CommonName, common_name);

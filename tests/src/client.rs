@@ -1,4 +1,4 @@
-//! Raw etcd clients over `kindred-proto`: nothing between a test and the wire but protobuf.
+//! Raw etcd clients over `kindred-proto`, so that tests see exactly the messages on the wire.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 const CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
 const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
-/// One connection, and a client of each service on it. Cloning shares the connection.
+/// One connection, and a client of each service on it. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub kv: KvClient<Channel>,
@@ -24,7 +24,7 @@ pub struct Client {
     pub lease: LeaseClient<Channel>,
     pub cluster: ClusterClient<Channel>,
     pub maintenance: MaintenanceClient<Channel>,
-    /// Only a shard has this one.
+    /// Only shards have this service.
     pub units: UnitsClient<Channel>,
 }
 
@@ -32,22 +32,22 @@ impl Client {
     /// Connects to `host:port`, without TLS.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// If no server listens there.
     pub async fn connect(address: &str) -> anyhow::Result<Self> {
         let channel =
             endpoint(address)?.connect().await.with_context(|| format!("connecting to {address}"))?;
         Ok(Self::over(channel))
     }
 
-    /// A client that connects when it is first used, and again whenever the connection is gone.
+    /// A client that connects when it is first used, and again whenever the connection is lost.
     ///
     /// # Errors
-    /// When `address` is not `host:port`.
+    /// If `address` is not `host:port`.
     pub fn lazy(address: &str) -> anyhow::Result<Self> {
         Ok(Self::over(endpoint(address)?.connect_lazy()))
     }
 
-    /// A client over a channel made elsewhere.
+    /// A client over an existing channel.
     #[must_use]
     pub fn over(channel: Channel) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The real `etcdctl`, and any other command, run with a deadline.
+//! Runs the real `etcdctl`, and any other command, with a deadline.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::peers::peer;
 
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
-/// What a command said.
+/// The result of a command.
 #[derive(Debug, Clone)]
 pub struct Output {
     pub success: bool,
@@ -21,10 +21,10 @@ pub struct Output {
 }
 
 impl Output {
-    /// stdout of a command that must have worked.
+    /// stdout of a command that must have succeeded.
     ///
     /// # Errors
-    /// When it failed, with what it printed.
+    /// If the command failed. The error has its output.
     pub fn ok(self) -> anyhow::Result<String> {
         if !self.success {
             bail!("command failed\nstdout: {}\nstderr: {}", self.stdout, self.stderr);
@@ -35,7 +35,7 @@ impl Output {
     /// stderr of a command that must have failed.
     ///
     /// # Errors
-    /// When it worked.
+    /// If the command succeeded.
     pub fn failed(self) -> anyhow::Result<String> {
         if self.success {
             bail!("command was expected to fail, but said: {}", self.stdout);
@@ -47,7 +47,7 @@ impl Output {
 /// Runs a program to its end, with `input` on stdin.
 ///
 /// # Errors
-/// When it cannot be run or is not done within a minute.
+/// If the program cannot be run, or does not end within `COMMAND_LIMIT`.
 pub async fn run(program: &Path, args: &[&str], input: &str) -> anyhow::Result<Output> {
     let shown = format!("{} {}", program.display(), args.join(" "));
     let mut child = Command::new(program)
@@ -59,7 +59,7 @@ pub async fn run(program: &Path, args: &[&str], input: &str) -> anyhow::Result<O
         .spawn()
         .with_context(|| format!("starting {shown}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that ends without reading its input closes the pipe; its exit status says why.
+        // A program that ends without reading its input closes the pipe. Its exit status says why.
         let _ = stdin.write_all(input.as_bytes()).await;
     }
     let output = tokio::time::timeout(COMMAND_LIMIT, child.wait_with_output())
@@ -72,7 +72,7 @@ pub async fn run(program: &Path, args: &[&str], input: &str) -> anyhow::Result<O
     })
 }
 
-/// `etcdctl` for one endpoint, with flags (TLS) that every call gets.
+/// `etcdctl` for one endpoint. Every call gets its flags, such as those for TLS.
 #[derive(Debug, Clone)]
 pub struct Etcdctl {
     flags: Vec<String>,
@@ -85,7 +85,7 @@ impl Etcdctl {
         Self { flags: vec![format!("--endpoints={endpoint}")] }
     }
 
-    /// The same with further flags.
+    /// Adds flags.
     #[must_use]
     pub fn with(mut self, flags: &[String]) -> Self {
         self.flags.extend_from_slice(flags);
@@ -95,26 +95,26 @@ impl Etcdctl {
     /// Runs `etcdctl ARGS` to its end.
     ///
     /// # Errors
-    /// When it cannot be run; what it answers is in the output.
+    /// If the command cannot be run. A refusal is no error, but part of the output.
     pub async fn output(&self, args: &[&str], input: &str) -> anyhow::Result<Output> {
         let mut all: Vec<&str> = self.flags.iter().map(String::as_str).collect();
         all.extend_from_slice(args);
         run(&peer("etcdctl")?, &all, input).await
     }
 
-    /// stdout of a call that must work.
+    /// stdout of a call that must succeed.
     ///
     /// # Errors
-    /// When it fails.
+    /// If the call fails.
     pub async fn ok(&self, args: &[&str]) -> anyhow::Result<String> {
         let output = self.output(args, "").await?;
         output.ok().with_context(|| format!("etcdctl {}", args.join(" ")))
     }
 
-    /// The answer of a call with `-w json`.
+    /// The output of a call with `-w json`.
     ///
     /// # Errors
-    /// When it fails or is not JSON.
+    /// If the call fails, or its output is not JSON.
     pub async fn json(&self, args: &[&str]) -> anyhow::Result<serde_json::Value> {
         let mut all = args.to_vec();
         all.extend_from_slice(&["-w", "json"]);
@@ -122,10 +122,10 @@ impl Etcdctl {
         serde_json::from_str(&text).with_context(|| format!("etcdctl {}: {text}", all.join(" ")))
     }
 
-    /// Starts a call that goes on (`watch`, `lease keep-alive`); killed when dropped.
+    /// Starts a call that does not end by itself, such as `watch` or `lease keep-alive`. It is killed when dropped.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If the command cannot be started.
     pub fn start(&self, args: &[&str]) -> anyhow::Result<Child> {
         Command::new(peer("etcdctl")?)
             .args(&self.flags)

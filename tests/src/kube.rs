@@ -27,15 +27,16 @@ use crate::{
 
 const TOKEN: &str = "testtoken";
 
-/// From "serving" to ready: post-start hooks write the bootstrap objects, on a busy machine.
+/// The time from the "serving" line to readiness on a busy machine. Post-start hooks write the bootstrap objects in it.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 const KUBECTL_LIMIT: Duration = Duration::from_secs(300);
 
-/// A port is free when it is chosen and may be taken when the apiserver, which cannot choose one, binds it.
+/// How many ports to try. The apiserver cannot choose a port itself, and a port that was free when the test chose it
+/// may be taken when the apiserver binds it.
 const PORT_ATTEMPTS: usize = 3;
 
-/// What all apiservers of a cluster share.
+/// The files that all apiservers of a cluster share.
 #[derive(Debug)]
 pub struct ClusterFiles {
     authority: PathBuf,
@@ -47,10 +48,10 @@ pub struct ClusterFiles {
 }
 
 impl ClusterFiles {
-    /// Makes them in `dir`, with an authority of their own.
+    /// Creates the files in `dir`, with a new authority.
     ///
     /// # Errors
-    /// When they cannot be written.
+    /// If a file cannot be written.
     pub fn create(dir: &Path) -> anyhow::Result<Self> {
         let dir = dir.join("kube");
         let home = dir.join("home");
@@ -69,7 +70,7 @@ impl ClusterFiles {
     }
 }
 
-/// A running kube-apiserver, ready, with a client and a kubectl for it.
+/// A kube-apiserver that is ready, with a client and a kubectl for it.
 #[derive(Debug)]
 pub struct Apiserver {
     pub process: Process,
@@ -80,10 +81,10 @@ pub struct Apiserver {
 }
 
 impl Apiserver {
-    /// Starts one with these further flags (`--etcd-servers` at least) and waits until it is ready.
+    /// Starts an apiserver and waits until it is ready. `flags` must have at least `--etcd-servers`.
     ///
     /// # Errors
-    /// When it does not become ready.
+    /// If the apiserver does not become ready.
     pub async fn start(
         dir: &Path,
         name: &str,
@@ -115,14 +116,15 @@ impl Apiserver {
             format!("--cert-dir={}", dir.join(name).display()),
             format!("--tls-cert-file={}", files.serving.cert.display()),
             format!("--tls-private-key-file={}", files.serving.key.display()),
-            // A documentation address: nothing is sent there, and without it a machine needs a default route.
+            // This is an address for documentation. Nothing is sent there, but without it the machine needs a default
+            // route.
             "--advertise-address=192.0.2.1".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", files.service_account_public.display()),
             format!("--service-account-signing-key-file={}", files.service_account_key.display()),
             format!("--token-auth-file={}", files.tokens.display()),
             "--authorization-mode=RBAC".to_owned(),
-            // It wants service accounts that a controller manager makes; there is none.
+            // The plugin needs service accounts from a controller manager, and none runs here.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
             "--service-cluster-ip-range=10.0.0.0/24".to_owned(),
         ];
@@ -159,10 +161,10 @@ impl Apiserver {
         .await
     }
 
-    /// Stops it and starts it again on its port, with another value of a flag that it was started with if given.
+    /// Stops the apiserver and starts it again on its port. `change` gives one of its flags another value.
     ///
     /// # Errors
-    /// When it does not stop or does not become ready.
+    /// If the apiserver does not stop, or does not become ready.
     pub async fn restart(&mut self, change: Option<(&str, &str)>) -> anyhow::Result<()> {
         self.process.stop().await?;
         if let Some((flag, value)) = change {
@@ -173,10 +175,10 @@ impl Apiserver {
         self.wait_ready().await
     }
 
-    /// Its metrics as they are now.
+    /// The present metrics of the apiserver.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the apiserver does not answer.
     pub async fn metrics(&self) -> anyhow::Result<Metrics> {
         let text = self.client.get("/metrics").await?.ok()?;
         Ok(Metrics { text: text.as_str().context("/metrics is text")?.to_owned() })
@@ -216,7 +218,8 @@ impl Metrics {
         })
     }
 
-    /// Their sum, of those whose labels contain `label` (`key="value"`, or nothing for all).
+    /// The sum of the samples of a metric whose labels contain `label`, such as `key="value"`. An empty `label` selects
+    /// all.
     #[must_use]
     pub fn sum(&self, metric: &str, label: &str) -> f64 {
         self.samples(metric).filter(|(labels, _)| labels.contains(label)).map(|(_, value)| value).sum()
@@ -249,17 +252,17 @@ impl Kubectl {
     /// Runs `kubectl ARGS` to its end, with `input` on stdin.
     ///
     /// # Errors
-    /// When it cannot be run or is not done in time; what it answers is in the output.
+    /// If the command cannot be run, or does not end in time. A refusal is no error, but part of the output.
     pub async fn output(&self, args: &[&str], input: &str) -> anyhow::Result<Output> {
         let mut child = self.command(args).spawn().context("starting kubectl")?;
         let stdin = child.stdin.take();
         let fed = async {
             if let Some(mut stdin) = stdin {
-                // A kubectl that ends without reading its input closes the pipe; its exit status says why.
+                // A kubectl that ends without reading its input closes the pipe. Its exit status says why.
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
         };
-        // Together: it may print while it still reads.
+        // Output is read while input is written, because kubectl may print before it has read all.
         let both = async { tokio::join!(child.wait_with_output(), fed).0 };
         let output = tokio::time::timeout(KUBECTL_LIMIT, both)
             .await
@@ -271,19 +274,19 @@ impl Kubectl {
         })
     }
 
-    /// stdout of a call that must work.
+    /// stdout of a call that must succeed.
     ///
     /// # Errors
-    /// When it fails.
+    /// If the call fails.
     pub async fn ok(&self, args: &[&str], input: &str) -> anyhow::Result<String> {
         let output = self.output(args, input).await?;
         output.ok().with_context(|| format!("kubectl {}", args.join(" ")))
     }
 
-    /// Starts a call that goes on (`get --watch`); killed when dropped.
+    /// Starts a call that does not end by itself, such as `get --watch`. It is killed when dropped.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If the command cannot be started.
     pub fn start(&self, args: &[&str]) -> anyhow::Result<Child> {
         self.command(args).spawn().context("starting kubectl")
     }

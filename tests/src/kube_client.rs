@@ -1,4 +1,4 @@
-//! A client of kube-apiserver: JSON over one HTTP/2 connection, and watches as streams of events.
+//! A client of kube-apiserver. It sends JSON over one HTTP/2 connection, and reads watches as streams of events.
 
 use std::time::Duration;
 
@@ -11,42 +11,42 @@ use serde_json::{Value, json};
 use tonic::{body::Body, transport::Channel};
 use tower::ServiceExt as _;
 
-/// An apiserver that waits for a store answers within its own limit of a minute.
+/// Longer than an apiserver's own limit, which is a minute.
 const REQUEST_LIMIT: Duration = Duration::from_secs(70);
 
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const APPLY_PATCH: &str = "application/apply-patch+yaml";
 const JSON: &str = "application/json";
 
-/// One connection to an apiserver. Cloning shares it; it connects again when it was lost.
+/// One connection to an apiserver. Clones share it. It connects again when it was lost.
 #[derive(Debug, Clone)]
 pub struct KubeClient {
     channel: Channel,
     token: String,
 }
 
-/// What the apiserver said to one request.
+/// The apiserver's answer to one request.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,
-    /// The text as a JSON string where it is not JSON (`/readyz`, `/metrics`).
+    /// An answer that is not JSON, such as that of `/readyz`, becomes a JSON string.
     pub body: Value,
 }
 
 impl Answer {
-    /// The body of a request that must have worked.
+    /// The body of the answer to a request that must have succeeded.
     ///
     /// # Errors
-    /// When it did not.
+    /// If the request failed.
     pub fn ok(self) -> anyhow::Result<Value> {
         ensure!((200..300).contains(&self.status), "the apiserver answered {}: {}", self.status, self.body);
         Ok(self.body)
     }
 
-    /// The reason of a request that must have failed with this status.
+    /// The reason in the answer to a request that must have failed with this status.
     ///
     /// # Errors
-    /// When it has another status.
+    /// If the answer has another status.
     pub fn refused(self, status: u16) -> anyhow::Result<String> {
         ensure!(self.status == status, "the apiserver answered {}, not {status}: {}", self.status, self.body);
         Ok(self.body["reason"].as_str().unwrap_or_default().to_owned())
@@ -57,7 +57,7 @@ impl KubeClient {
     /// For an apiserver at `host:port`.
     ///
     /// # Errors
-    /// When the address or the TLS settings cannot be used.
+    /// If the address or the TLS settings cannot be used.
     pub fn new(address: &str, tls: ClientTls, token: &str) -> anyhow::Result<Self> {
         let endpoint = format!("https://{address}").parse()?;
         let channel = Connector::with_tls(Some(tls)).channel(&endpoint)?;
@@ -85,10 +85,10 @@ impl KubeClient {
         Ok(self.channel.clone().oneshot(request).await?)
     }
 
-    /// Any request.
+    /// Sends any request.
     ///
     /// # Errors
-    /// When there is no answer. An answer that refuses is an answer.
+    /// If there is no answer. A refusal is an answer.
     pub async fn send(
         &self,
         method: Method,
@@ -127,7 +127,7 @@ impl KubeClient {
         self.send(Method::POST, collection, JSON, Some(object)).await
     }
 
-    /// Replaces an object; its `resourceVersion` is an optimistic lock.
+    /// Replaces an object. Its `resourceVersion` is an optimistic lock.
     ///
     /// # Errors
     /// As [`KubeClient::send`].
@@ -166,10 +166,10 @@ impl KubeClient {
         self.send(Method::DELETE, path, JSON, None).await
     }
 
-    /// Watches a collection from behind a revision; with `None` it begins with what is there.
+    /// Watches a collection from the revision after `after`. With `None` the watch begins with the existing objects.
     ///
     /// # Errors
-    /// When there is no answer. A refusal is the watch's first event.
+    /// If there is no answer. A refusal is the watch's first event.
     pub async fn watch(&self, collection: &str, after: Option<u64>) -> anyhow::Result<Watch> {
         let mut path = format!("{collection}?watch=1");
         if let Some(after) = after {
@@ -187,11 +187,11 @@ impl KubeClient {
     }
 }
 
-/// An open watch, read when asked.
+/// An open watch. It is read only by [`Watch::next`].
 #[derive(Debug)]
 pub struct Watch {
     body: Body,
-    /// Received bytes, those before `used` handed out.
+    /// Received bytes. Those before `used` belong to events that were returned.
     pending: Vec<u8>,
     used: usize,
 }
@@ -208,7 +208,7 @@ impl Watch {
     /// The next event; `None` when the apiserver has ended the watch.
     ///
     /// # Errors
-    /// When nothing comes within `limit`, or it is no event.
+    /// If nothing comes within `limit`, or what comes is no event.
     pub async fn next(&mut self, limit: Duration) -> anyhow::Result<Option<Event>> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
@@ -233,10 +233,10 @@ impl Watch {
         }
     }
 
-    /// The next event of a watch that must go on.
+    /// The next event of a watch that must not end.
     ///
     /// # Errors
-    /// As [`Watch::next`]; also when the watch ends or the event is an error.
+    /// As [`Watch::next`], and if the watch ends or the event is an error.
     pub async fn change(&mut self, limit: Duration) -> anyhow::Result<Event> {
         match self.next(limit).await? {
             None => bail!("the watch ended"),
@@ -249,7 +249,7 @@ impl Watch {
 /// `metadata.resourceVersion` of an object or a list.
 ///
 /// # Errors
-/// When it has none.
+/// If it has none.
 pub fn revision(object: &Value) -> anyhow::Result<u64> {
     let text = object["metadata"]["resourceVersion"].as_str();
     let text = text.with_context(|| format!("no resourceVersion in {object}"))?;
@@ -269,7 +269,7 @@ pub fn full_name(object: &Value) -> String {
 /// The objects of a list.
 ///
 /// # Errors
-/// When it is not one.
+/// If `list` is not a list.
 pub fn items(list: &Value) -> anyhow::Result<&Vec<Value>> {
     list["items"].as_array().with_context(|| format!("not a list: {list}"))
 }

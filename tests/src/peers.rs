@@ -1,5 +1,5 @@
-//! The pinned real peers. `tests/peers/install` builds and caches them and says where they are; it runs once a test
-//! process and set.
+//! The pinned real peers. `tests/peers/install` builds and caches them, and prints where they are. It runs at most once
+//! for each set in a test process.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 
-/// A set of peers as `tests/peers/install` knows it.
+/// A set of peers that `tests/peers/install` builds together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerSet {
     /// etcd and etcdctl.
@@ -22,16 +22,16 @@ pub enum PeerSet {
 static ETCD: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 
-/// `tests/peers` of this checkout.
+/// The folder `tests/peers` of this checkout.
 #[must_use]
 pub fn peers_dir() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/peers"))
 }
 
-/// The path of a peer, built on first use.
+/// The path of a peer, which is built at its first use.
 ///
 /// # Errors
-/// With what is missing, in the words of `tests/peers/install`.
+/// If the peer cannot be built. The error has the output of `tests/peers/install`, which says what is missing.
 pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
         "etcd" | "etcdctl" => (PeerSet::Etcd, &ETCD),

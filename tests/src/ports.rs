@@ -1,5 +1,5 @@
-//! Ports for servers that are started again where they were. A port that the system chooses is one of those that it
-//! also gives to outgoing connections, so while its server is down any client may take it, for as long as it likes.
+//! Ports for servers that are started again at the same address. The system chooses a port from those that it also
+//! gives to outgoing connections. So while a server on such a port is down, any client's connection may occupy it.
 
 use std::{
     fs::{self, File},
@@ -11,12 +11,12 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Below the ports of outgoing connections, which begin at 32768 (`net.ipv4.ip_local_port_range`).
+/// All ports are below those of outgoing connections, which begin at 32768 (`net.ipv4.ip_local_port_range`).
 const FIRST: u16 = 15_000;
 const PORTS: u16 = 17_000;
 const TRIES: usize = 1000;
 
-/// A port of this machine that no other test gets while this lives.
+/// A port of this machine. No other test gets it until this is dropped.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -24,10 +24,10 @@ pub struct Port {
 }
 
 impl Port {
-    /// One at which nobody listens.
+    /// Finds a port at which no server listens.
     ///
     /// # Errors
-    /// When none is found.
+    /// If there is none among `TRIES` candidates.
     pub fn free() -> anyhow::Result<Self> {
         let locks = PathBuf::from("/tmp/kindred-test-ports");
         fs::create_dir_all(&locks).with_context(|| format!("making {}", locks.display()))?;
@@ -48,7 +48,7 @@ impl Port {
     }
 }
 
-/// Counts on through the ports; each process begins elsewhere.
+/// The next candidate. Each process begins at another one.
 fn next() -> u16 {
     static TRIED: AtomicU32 = AtomicU32::new(0);
     let nth = process::id().wrapping_mul(101).wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,5 @@
-//! One server process: started, watched until its ready line, killed by its id, started again on the same addresses.
+//! One server process. It is started, watched until its ready line, killed by its id, and started again on the same
+//! addresses.
 
 use std::{
     collections::BTreeSet,
@@ -14,16 +15,16 @@ use parking_lot::Mutex;
 
 use crate::{ports::Port, scenario::wait_for};
 
-/// A server on two busy cores may need a while to start.
+/// How long a server may take to start on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(300);
 
 /// How long a server may take to stop after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
-/// What to run, and how to see that it is ready.
+/// The program to run, and the sign that it is ready.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Names the log files, unique within a scenario.
+    /// The log files get this name, which must be unique within a scenario.
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<String>,
@@ -32,18 +33,18 @@ pub struct Spec {
     pub ready: String,
 }
 
-/// A running server. Dropped, it is killed.
+/// A server, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     spec: Spec,
     dir: PathBuf,
-    /// Where it runs; `None` for where the test does.
+    /// The working directory of the server; `None` for that of the test.
     work_dir: Option<PathBuf>,
     child: Option<Child>,
-    /// Where its logs ended when it was started last: only what comes after belongs to it.
+    /// The lengths of its two logs at its last start. Only later lines are of the present process.
     offsets: [u64; 2],
     ready_line: String,
-    /// Where it listens, for all of its starts.
+    /// The ports at which it listens in all of its starts.
     _ports: Vec<Port>,
 }
 
@@ -51,12 +52,12 @@ impl Process {
     /// Starts the server with logs `NAME.out.log` and `NAME.err.log` in `dir`, and waits for its ready line.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or is not ready in time.
+    /// If the server cannot be started, ends, or is not ready in time.
     pub async fn start(dir: &Path, spec: Spec) -> anyhow::Result<Self> {
         Self::begin(dir, None, spec).await
     }
 
-    /// The same for a server that runs in `work_dir`, where it finds its relative paths.
+    /// Starts a server like [`Process::start`], with `work_dir` as its working directory.
     ///
     /// # Errors
     /// As [`Process::start`].
@@ -78,10 +79,11 @@ impl Process {
         [self.log("out"), self.log("err")]
     }
 
-    /// Starts it again, as [`Process::restart`], without waiting: it may end before it is ready. See [`Process::is_ready`].
+    /// Starts the server again like [`Process::restart`], but does not wait for its ready line. So it may end before it
+    /// is ready; [`Process::is_ready`] tells.
     ///
     /// # Errors
-    /// When it cannot be started, or is still running.
+    /// If the server cannot be started, or is still running.
     pub fn launch(&mut self) -> anyhow::Result<()> {
         if self.is_running()? {
             bail!("{} is still running", self.spec.name);
@@ -101,7 +103,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(append(&logs[0])?)
             .stderr(append(&logs[1])?)
-            // A group of its own, so that an interrupted test runner does not half-stop a scenario.
+            // The server has a process group of its own, so that the interrupt of a test runner does not reach it.
             .process_group(0);
         if let Some(work_dir) = &self.work_dir {
             command.current_dir(work_dir);
@@ -111,7 +113,7 @@ impl Process {
         Ok(())
     }
 
-    /// Whether it has said since its start that it is ready.
+    /// Whether the server has printed its ready line since its last start.
     pub fn is_ready(&mut self) -> bool {
         let line = find_line(&self.logs(), &self.offsets, &self.spec.ready);
         let ready = line.is_some();
@@ -144,7 +146,7 @@ impl Process {
         self.dir.join(format!("{}.{stream}.log", self.spec.name))
     }
 
-    /// The line that said that it is ready.
+    /// The ready line of the last start.
     #[must_use]
     pub fn ready_line(&self) -> &str {
         &self.ready_line
@@ -153,7 +155,7 @@ impl Process {
     /// `value` of `key=value` in the ready line.
     ///
     /// # Errors
-    /// When the line does not have it.
+    /// If the line does not have the key.
     pub fn ready_field(&self, key: &str) -> anyhow::Result<String> {
         let prefix = format!("{key}=");
         self.ready_line
@@ -163,7 +165,7 @@ impl Process {
             .with_context(|| format!("no {key}= in the ready line {:?}", self.ready_line))
     }
 
-    /// Replaces an argument from the next start on: after the first start the port that the server chose is pinned.
+    /// Replaces the value of an argument from the next start on.
     pub fn set_arg(&mut self, flag: &str, value: &str) {
         let inline = format!("{flag}=");
         for index in 0..self.spec.args.len() {
@@ -175,7 +177,7 @@ impl Process {
         }
     }
 
-    /// Replaces its environment, beside this process' own, from the next start on.
+    /// Replaces the environment variables that the server gets beside those of the test, from the next start on.
     pub fn set_env(&mut self, env: Vec<(String, String)>) {
         self.spec.env = env;
     }
@@ -185,15 +187,14 @@ impl Process {
         self.child.as_ref().map(Child::id)
     }
 
-    /// How it ended, if it has by itself.
+    /// The exit status of a server that has ended by itself; `None` while it runs.
     ///
     /// # Errors
-    /// When the system cannot tell.
+    /// If the system does not report the status.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.try_wait()
     }
 
-    /// The exit status, if it has ended.
     fn try_wait(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         match &mut self.child {
             Some(child) => Ok(child.try_wait()?),
@@ -201,18 +202,18 @@ impl Process {
         }
     }
 
-    /// Whether it is still running.
+    /// Whether the server is still running.
     ///
     /// # Errors
-    /// When the system cannot tell.
+    /// If the system does not report the status.
     pub fn is_running(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.is_some() && self.try_wait()?.is_none())
     }
 
-    /// `kill -9`, and waits until it is gone.
+    /// Kills the server as `kill -9` does, and waits until it has ended.
     ///
     /// # Errors
-    /// When it cannot be killed.
+    /// If the server cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         if let Some(mut child) = self.child.take() {
             child.kill()?;
@@ -221,10 +222,10 @@ impl Process {
         Ok(())
     }
 
-    /// SIGTERM.
+    /// Sends SIGTERM and does not wait.
     ///
     /// # Errors
-    /// When it is not running.
+    /// If the server is not running.
     pub fn ask_to_stop(&self) -> anyhow::Result<()> {
         let pid = self.pid().context("not running")?;
         let sent = Command::new("kill").args(["-TERM", &pid.to_string()]).status()?;
@@ -234,10 +235,10 @@ impl Process {
         Ok(())
     }
 
-    /// SIGTERM, and waits for a clean end.
+    /// Sends SIGTERM, and waits for a clean end.
     ///
     /// # Errors
-    /// When it does not stop in time.
+    /// If the server does not stop in time.
     pub async fn stop(&mut self) -> anyhow::Result<ExitStatus> {
         self.ask_to_stop()?;
         let name = self.spec.name.clone();
@@ -253,10 +254,10 @@ impl Process {
         waited
     }
 
-    /// Starts it again with the same arguments (see [`Process::set_arg`]).
+    /// Starts the server again with the same arguments, as changed by [`Process::set_arg`].
     ///
     /// # Errors
-    /// As [`Process::start`]; also when it is still running.
+    /// As [`Process::start`], and if the server is still running.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         if self.is_running()? {
             bail!("{} is still running", self.spec.name);
@@ -267,13 +268,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Already gone is what we want.
+        // An error means that the server has ended already.
         let _ = self.kill();
     }
 }
 
-/// Replaces port 0 where one of our servers listens. Several routers of one `kindred up` count on from a port, so they
-/// get port 0.
+/// Replaces port 0 in the flags of kindred's servers by free ports. Several routers of one `kindred up` use consecutive
+/// ports from the given one, so for them port 0 stays.
 fn choose_ports(args: &mut [String]) -> anyhow::Result<Vec<Port>> {
     const FLAGS: [&str; 3] = ["--listen", "--admin", "--admin-listen"];
     if args.iter().any(|arg| arg.starts_with("--routers")) {
@@ -292,16 +293,16 @@ fn choose_ports(args: &mut [String]) -> anyhow::Result<Vec<Port>> {
     Ok(ports)
 }
 
-/// Fails unless the program was built with failpoints, and so knows the variable that arms them. It reads the whole
-/// program the first time, so a scenario that measures how long clients wait asks before.
+/// Checks that the program was built with failpoints, and so knows the variable that arms them. The first call reads
+/// the whole program, so a scenario that measures how long clients wait calls it before.
 ///
 /// # Errors
-/// When it was built without, or cannot be read.
+/// If the program was built without failpoints, or cannot be read.
 pub fn has_failpoints(program: &Path, variable: &str) -> anyhow::Result<()> {
-    /// Programs that were looked at. They are large.
+    /// The programs that were checked already, as they are large.
     static KNOWN: Mutex<BTreeSet<(PathBuf, String)>> = Mutex::new(BTreeSet::new());
     let wanted = (program.to_owned(), variable.to_owned());
-    // Held all the time, so that only one thread reads the program.
+    // The lock is held while the program is read, so that only one thread reads it.
     let mut known = KNOWN.lock();
     if known.contains(&wanted) {
         return Ok(());
@@ -329,16 +330,16 @@ fn find_line(logs: &[PathBuf], offsets: &[u64], wanted: &str) -> Option<String> 
     logs.iter().zip(offsets).find_map(|(log, offset)| {
         let content = fs::read(log).ok()?;
         let fresh = content.get(usize::try_from(*offset).ok()?..)?;
-        // The last line may be half written.
+        // The last line may be incomplete.
         let end = fresh.iter().rposition(|&byte| byte == b'\n')?;
         String::from_utf8_lossy(&fresh[..end]).lines().find(|line| line.contains(wanted)).map(str::to_owned)
     })
 }
 
-/// One of our own binaries: in `KINDRED_BIN_DIR`, or in the target directory that this test was built into.
+/// One of kindred's binaries, from `KINDRED_BIN_DIR` or from the target directory of this test.
 ///
 /// # Errors
-/// When it is not there.
+/// If the binary does not exist.
 pub fn our_binary(name: &str) -> anyhow::Result<PathBuf> {
     let dir = match std::env::var_os("KINDRED_BIN_DIR") {
         Some(dir) => PathBuf::from(dir),

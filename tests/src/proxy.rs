@@ -1,5 +1,5 @@
-//! The link between two processes, to be cut and healed: a Unix socket in front of a server. A process that is told the
-//! socket by a relative path finds its own link there, though others are told the same path.
+//! A link between two processes that a test can cut and heal: a Unix socket in front of a server. Several processes can
+//! get the same relative path of a socket. Each finds its own link there, in its own working directory.
 
 use std::{
     fs, io,
@@ -18,8 +18,8 @@ use tokio::{
 
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Links have a runtime of their own: a scenario that blocks its threads, as by reading a large file, must not look like
-/// a network that is cut.
+/// Links have a runtime of their own. Otherwise a scenario that blocks its threads, for example by reading a large
+/// file, would look like a cut network.
 static LINKS: LazyLock<Runtime> = LazyLock::new(|| {
     let links =
         runtime::Builder::new_multi_thread().worker_threads(2).thread_name("links").enable_all().build();
@@ -29,16 +29,17 @@ static LINKS: LazyLock<Runtime> = LazyLock::new(|| {
 /// How a link is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// Nothing comes through, in either direction, and nobody is told; what was sent arrives when the link is healed.
+    /// Nothing comes through in either direction, and neither side gets an error. Sent bytes arrive when the link is
+    /// healed.
     Silent,
-    /// Connections are lost, and new ones refused.
+    /// Connections are lost, and new ones are refused.
     Refused,
 }
 
-/// The link. Dropped, it is gone with all its connections.
+/// A link. All its connections end when it is dropped.
 #[derive(Debug)]
 pub struct Link {
-    /// How it is cut now.
+    /// How the link is cut; `None` if it is not.
     cut: watch::Sender<Option<Cut>>,
     task: JoinHandle<()>,
 }
@@ -47,7 +48,7 @@ impl Link {
     /// Opens a link from `socket` to the server at `host:port`.
     ///
     /// # Errors
-    /// When it cannot be listened there.
+    /// If the socket cannot be opened.
     pub fn open(socket: &Path, server: &str) -> anyhow::Result<Self> {
         let _links = LINKS.enter();
         let listener =
@@ -57,12 +58,12 @@ impl Link {
         Ok(Self { cut, task })
     }
 
-    /// Cuts it.
+    /// Cuts the link. A later cut replaces an earlier one.
     pub fn cut(&self, how: Cut) {
         self.cut.send_replace(Some(how));
     }
 
-    /// It is whole again.
+    /// Ends the cut.
     pub fn heal(&self) {
         self.cut.send_replace(None);
     }
@@ -84,7 +85,7 @@ async fn run(first: UnixListener, socket: PathBuf, server: String, mut state: wa
                     let Ok((client, _)) = accepted else { continue };
                     let (server, state) = (server.clone(), state.clone());
                     connections.spawn(async move {
-                        // However it ends, both sides see it closed.
+                        // Whether it ends with an error or not, both sides see a closed connection.
                         let _ = forward(client, &server, state).await;
                     });
                 }
@@ -99,7 +100,7 @@ async fn run(first: UnixListener, socket: PathBuf, server: String, mut state: wa
         if until(&mut state, |cut| cut != Some(Cut::Refused)).await.is_err() {
             return;
         }
-        // The socket of the listener that is gone is in the way.
+        // The file of the closed listener would prevent the next bind.
         let _ = fs::remove_file(&socket);
         let Ok(again) = UnixListener::bind(&socket) else { return };
         listener = again;
@@ -118,13 +119,13 @@ async fn forward(
     server: &str,
     mut state: watch::Receiver<Option<Cut>>,
 ) -> io::Result<()> {
-    // Until then nobody hears that somebody wants to connect.
+    // While the link is cut, the server must not see the connection.
     until(&mut state, |cut| cut.is_none()).await.map_err(io::Error::other)?;
     let mut server = TcpStream::connect(server).await?;
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
-    // When one direction is over, so is the connection.
+    // The connection ends when one direction does.
     tokio::select! {
         ended = pipe(from_client, to_server, state.clone()) => ended,
         ended = pipe(from_server, to_client, state) => ended,
@@ -139,7 +140,7 @@ async fn pipe(
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let read = from.read(&mut buffer).await;
-        // Also the end of the connection is only seen when something comes through.
+        // The end of the connection, too, passes only through a link that is not cut.
         until(&mut state, |cut| cut.is_none()).await.map_err(io::Error::other)?;
         match read? {
             0 => return Ok(()),
@@ -158,7 +159,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A server that says everything back.
+    /// A server that echoes everything.
     async fn echo() -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,5 @@
-//! A test body with a directory of its own, a deadline, and logs that are kept and shown when it fails.
+//! Runs a test body with a directory of its own and a deadline. When it fails, the directory stays, and the ends of the
+//! logs in it are printed.
 
 use std::{
     fmt::Write as _,
@@ -11,20 +12,20 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// Lines of each log shown when a scenario fails; the whole log stays in the directory.
+/// How many lines of each log are printed when a scenario fails. The whole log stays in the directory.
 const TAIL_LINES: usize = 25;
 
-/// How often [`wait_for`] looks.
+/// The interval at which [`wait_for`] polls.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Limits are written for a machine that does little else; no test is to fail because another one is this much slower.
+/// Limits are written for an idle machine. A machine that is this many times slower still passes.
 const SLOWER: u32 = 10;
 
-/// Runs `body` on a runtime of its own. On success its directory is removed; on failure it is kept and the tails of
-/// the logs in it are printed.
+/// Runs `body` on a runtime of its own. On success its directory is removed. On failure it stays, and the ends of the
+/// logs in it are printed.
 ///
 /// # Panics
-/// When the body fails or is not done within `SLOWER` times `limit`: this is how a test fails.
+/// If the body fails or does not end within `SLOWER` times `limit`. The panic makes the test fail.
 pub fn run<F, Fut>(name: &str, limit: Duration, body: F)
 where
     F: FnOnce(PathBuf) -> Fut,
@@ -59,7 +60,7 @@ where
     outcome
 }
 
-/// Shows and keeps the directory unless told that all went well, so a panic inside a body counts as a failure too.
+/// Prints the logs and leaves the directory, unless `remove` is called. So a panic inside a body is a failure too.
 struct KeepOnFailure {
     path: Option<PathBuf>,
 }
@@ -67,7 +68,7 @@ struct KeepOnFailure {
 impl KeepOnFailure {
     fn remove(mut self) {
         if let Some(path) = self.path.take() {
-            // A leftover in the temporary directory is no reason to fail a test that passed.
+            // A directory that cannot be removed does not make a passed test fail.
             let _ = fs::remove_dir_all(path);
         }
     }
@@ -102,15 +103,15 @@ fn tails(dir: &Path) -> String {
     text
 }
 
-/// Prints a line that is to be seen whether the test passes or not (the test runner captures `println!`).
+/// Prints a line whether the test passes or not. The test runner captures `println!`, but not this.
 pub fn report(line: &str) {
     let mut out = std::io::stdout().lock();
-    // Nobody reading our output is no reason to fail.
+    // A closed output does not make a test fail.
     let _ = writeln!(out, "{line}");
     let _ = out.flush();
 }
 
-/// Polls until `condition` gives a value; fails with `what` after `SLOWER` times `limit`.
+/// Polls until `condition` returns a value. Fails with `what` after `SLOWER` times `limit`.
 pub async fn wait_for<T, F, Fut>(what: &str, limit: Duration, mut condition: F) -> anyhow::Result<T>
 where
     F: FnMut() -> Fut,
@@ -128,10 +129,10 @@ where
     }
 }
 
-/// Reads a number from the environment: how a longer run, or one seed again, is asked for.
+/// Reads a number from the environment, such as the length of a run or a seed.
 ///
 /// # Errors
-/// When the variable is set and is not a number.
+/// If the variable is set and is not a number.
 pub fn env_number(name: &str, default: u64) -> anyhow::Result<u64> {
     match std::env::var(name) {
         Ok(text) => text.trim().parse().with_context(|| format!("{name}={text:?} is not a number")),

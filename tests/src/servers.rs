@@ -1,4 +1,4 @@
-//! The servers of the tests: real etcd, a shard alone, and a whole kindred.
+//! The servers of the tests: a real etcd, a shard without a router, and a whole kindred.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use crate::{
     process::{Process, Spec, our_binary},
 };
 
-/// Where a server listens on this machine; the server chooses the port.
+/// A server that listens here chooses its port itself.
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// A real etcd, one member, without fsync.
+/// A real etcd with one member, which does not fsync.
 #[derive(Debug)]
 pub struct Etcd {
     pub process: Process,
@@ -25,18 +25,18 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts one with its data in `dir/NAME`.
+    /// Starts an etcd with its data in `dir/NAME`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If the etcd does not start.
     pub async fn start(dir: &Path, name: &str) -> anyhow::Result<Self> {
         Self::start_with(dir, name, &[]).await
     }
 
-    /// The same with further flags.
+    /// Starts an etcd with additional flags.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If the etcd does not start.
     pub async fn start_with(dir: &Path, name: &str, flags: &[&str]) -> anyhow::Result<Self> {
         let any = format!("http://{ANY_PORT}");
         let mut args = vec![
@@ -63,16 +63,16 @@ impl Etcd {
         Ok(Self { process, address })
     }
 
-    /// A connection to it.
+    /// Connects to the etcd.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the etcd does not answer.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&self.address).await
     }
 }
 
-/// A shard alone, without a router.
+/// A shard without a router.
 #[derive(Debug)]
 pub struct Shard {
     pub process: Process,
@@ -81,18 +81,19 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Starts one with its identity in `dir/NAME` and further flags. It keeps nothing else unless a flag says so.
+    /// Starts a shard with its identity in `dir/NAME` and further flags. All Kinds have mode `none` unless a flag says
+    /// otherwise.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If the shard does not start.
     pub async fn start(dir: &Path, name: &str, flags: &[String]) -> anyhow::Result<Self> {
         Self::start_at(dir, name, ANY_PORT, flags).await
     }
 
-    /// The same, listening there.
+    /// Starts a shard that listens at `listen`.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If the shard does not start.
     pub async fn start_at(dir: &Path, name: &str, listen: &str, flags: &[String]) -> anyhow::Result<Self> {
         let mut args = vec![
             format!("--listen={listen}"),
@@ -118,16 +119,16 @@ impl Shard {
         Ok(Self { process, address, admin })
     }
 
-    /// A connection to it.
+    /// Connects to the shard.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the shard does not answer.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&self.address).await
     }
 }
 
-/// A whole kindred as `kindred up` starts it: router and default shards.
+/// A whole kindred as `kindred up` starts it: routers and shards.
 #[derive(Debug)]
 pub struct Up {
     pub process: Process,
@@ -137,18 +138,18 @@ pub struct Up {
 }
 
 impl Up {
-    /// Starts one with its data in `dir/NAME` and further flags (`--config`, TLS).
+    /// Starts a kindred with its data in `dir/NAME` and further flags, such as `--config` or those for TLS.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If `kindred up` does not become ready.
     pub async fn start(dir: &Path, name: &str, flags: &[String]) -> anyhow::Result<Self> {
         Self::start_with_env(dir, name, flags, &[]).await
     }
 
-    /// The same with a further environment.
+    /// Starts a kindred with additional environment variables.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If `kindred up` does not become ready.
     pub async fn start_with_env(
         dir: &Path,
         name: &str,
@@ -178,45 +179,45 @@ impl Up {
         Ok(Self { process, address, admin, data_dir })
     }
 
-    /// A connection to its router.
+    /// Connects to the first router.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If the router does not answer.
     pub async fn client(&self) -> anyhow::Result<Client> {
         Client::connect(&self.address).await
     }
 }
 
 impl Up {
-    /// The shards that it runs, as (store, `host:port`).
+    /// The shards that this kindred runs, as (store, `host:port`).
     ///
     /// # Errors
-    /// When the ready line does not list them.
+    /// If the ready line does not list them.
     pub fn stores(&self) -> anyhow::Result<Vec<(String, String)>> {
         let listed = self.process.ready_field("stores")?;
         let stores = listed.split(';').filter_map(|store| store.split_once('='));
         Ok(stores.map(|(name, address)| (name.to_owned(), bare(address))).collect())
     }
 
-    /// All addresses of a field of the ready line (`listen`, `admin`), one a router, as `host:port`.
+    /// The addresses in a field of the ready line, such as `listen` or `admin`: one for each router, as `host:port`.
     ///
     /// # Errors
-    /// When the ready line does not have it.
+    /// If the ready line does not have the field.
     pub fn addresses(&self, field: &str) -> anyhow::Result<Vec<String>> {
         Ok(self.process.ready_field(field)?.split(',').map(bare).collect())
     }
 
-    /// The process of a shard: the child of ours that was given its name.
+    /// The process id of a shard. It is the child of `kindred up` that has the store's name as a flag.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     pub fn shard_pid(&self, store: &str) -> anyhow::Result<u32> {
         let parent = self.process.pid().context("kindred up is not running")?;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // A process may end while we look.
+            // A process may end during this loop.
             let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
             let Ok(words) = fs::read(entry.path().join("cmdline")) else { continue };
             let ours = status.lines().any(|line| {
@@ -231,10 +232,10 @@ impl Up {
         bail!("kindred up ({parent}) has no shard {store}")
     }
 
-    /// `kill -9` of a shard; `kindred up` starts it again.
+    /// Kills a shard with `kill -9`. `kindred up` starts it again.
     ///
     /// # Errors
-    /// When there is no such shard.
+    /// If there is no such shard.
     pub fn kill_shard(&self, store: &str) -> anyhow::Result<()> {
         let pid = self.shard_pid(store)?;
         let sent = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
@@ -245,7 +246,7 @@ impl Up {
     }
 }
 
-/// `host:port` of an address that may be written as a URL or a list of them.
+/// `host:port` of an address that may be a URL, or of the first in a list of URLs.
 fn bare(address: &str) -> String {
     let first = address.split(',').next().unwrap_or(address);
     first.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned()

@@ -1,5 +1,5 @@
-//! Tells when the machine stood still: no thread ran, or its disk did not answer. What a server missed meanwhile is no
-//! finding, so a scenario that asserts availability is run again.
+//! Detects that the machine stalled: no thread ran, or its disk did not answer. A server that was unavailable during a
+//! stall has no bug, so a scenario that asserts availability runs again.
 
 use std::{
     fs::File,
@@ -17,26 +17,26 @@ use anyhow::Context;
 use parking_lot::Mutex;
 
 const EVERY: Duration = Duration::from_millis(50);
-/// Stores are given up after 1.8 s of silence, beside the time that they need themselves.
+/// A router takes a store for down after 1.8 s of silence, so a shorter stall can be enough together with normal work.
 const STALL: Duration = Duration::from_secs(1);
 
-/// A thread that sleeps and writes a file by turns, and notes how long that took.
+/// A thread that repeatedly sleeps and writes a file, and records each turn that took long.
 #[derive(Debug)]
 pub struct Stalls {
     turns: Arc<Mutex<Turns>>,
-    /// Nothing is sent: the thread ends when it is gone.
+    /// Nothing is ever sent. The thread ends when the sender is dropped.
     _until: Sender<()>,
 }
 
 #[derive(Debug)]
 struct Turns {
     began: Instant,
-    /// Ends and lengths of turns that took long.
+    /// The ends and lengths of the turns that took long.
     long: Vec<(Instant, Duration)>,
 }
 
 impl Turns {
-    /// The longest stall of those that ended after `since`, and of the one under way.
+    /// The longest of the stalls that ended after `since` and of the one under way.
     fn longest(&self, since: Instant, now: Instant) -> Option<Duration> {
         let ended = self.long.iter().filter(|(end, _)| *end >= since).map(|(_, length)| *length);
         let under_way = Some(now.saturating_duration_since(self.began)).filter(|length| *length >= STALL);
@@ -56,7 +56,7 @@ impl Stalls {
     /// Watches the machine, and the disk of `dir`.
     ///
     /// # Errors
-    /// When no file can be made there.
+    /// If no file can be created in `dir`.
     pub fn watch(dir: &Path) -> anyhow::Result<Self> {
         let path = dir.join("stalls");
         let mut file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
@@ -65,7 +65,7 @@ impl Stalls {
         let (until, stopped) = mpsc::channel();
         thread::spawn(move || {
             while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                // A disk that refuses is found by what is tested.
+                // The tested servers notice a disk that refuses, so an error here does not matter.
                 let _ = file.write_all(b"x").and_then(|()| file.sync_data());
                 noted.lock().next(Instant::now());
             }
@@ -73,7 +73,7 @@ impl Stalls {
         Ok(Self { turns, _until: until })
     }
 
-    /// The longest stall since then, if there was one.
+    /// The longest stall since `since`, if there was one.
     #[must_use]
     pub fn longest(&self, since: Instant) -> Option<Duration> {
         self.turns.lock().longest(since, Instant::now())

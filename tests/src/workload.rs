@@ -1,6 +1,6 @@
-//! Concurrent clients that write, read, list and watch at random, and write down what they were answered for
-//! `kindred-checker`. They draw everything from seeded generators and live on tokio's clock, so that they work against
-//! processes (`guarantees`) and in a simulation (`netsim`) alike.
+//! Concurrent clients that write, read, list and watch at random, and record the answers for `kindred-checker`. They
+//! draw everything from seeded generators and use only tokio's clock. So they work against processes (`guarantees`) and
+//! in a simulation (`netsim`) alike.
 
 pub mod caller;
 pub mod crowd;

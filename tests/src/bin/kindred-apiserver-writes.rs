@@ -1,5 +1,5 @@
-//! What durability costs a real kube-apiserver: its writes, one by one and many at a time, over kindred in each mode and over
-//! etcd, round after round in turn on the same disk. `make bench-apiserver` runs it.
+//! Measures what durability costs a real kube-apiserver. It times writes, one by one and many at a time, over kindred
+//! in each mode and over etcd. All use the same disk, and take turns in each round. `make bench-apiserver` runs it.
 
 use std::{
     path::Path,
@@ -17,23 +17,23 @@ use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(600);
 const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
-/// Bytes of a value, as a small object has them.
+/// The size of a value in bytes, which is that of a small object.
 const VALUE: usize = 1024;
-/// Requests at a time, in turn.
+/// How many requests are under way at a time. Each round has both.
 const WIDTHS: [usize; 2] = [1, 16];
 const WRITES: usize = 600;
 const ROUNDS: usize = 3;
 
-/// A store with an apiserver in front.
+/// A store with its apiserver.
 struct Subject {
     name: &'static str,
     apiserver: Apiserver,
-    /// By width, the milliseconds of each write.
+    /// For each width, the milliseconds of each write.
     took: [Vec<f64>; WIDTHS.len()],
     _store: Store,
 }
 
-/// Runs as long as it is held.
+/// The servers run until this is dropped.
 enum Store {
     Kindred { _up: Up },
     Etcd { _etcd: Etcd },

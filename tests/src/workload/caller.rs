@@ -1,4 +1,4 @@
-//! One client: sends a request, takes its answer apart, writes both down.
+//! One client. It sends requests, and records each with its outcome.
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
@@ -15,29 +15,29 @@ use tonic::{Code, ConnectError, Status};
 
 use super::{recorder::Recorder, wire};
 
-/// After this an outcome is unknown.
+/// Without an answer within this time the outcome is unknown.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// A client that lost its connection comes back after at most this, like any etcd client.
+/// The longest pause of a client that lost its connection, before it connects again.
 const BACKOFF_MILLIS: u64 = 60;
 
-/// Where clients connect, and how.
+/// The addresses of the servers, and how clients connect to them.
 #[derive(Debug)]
 pub struct Endpoints {
     pub addresses: Vec<String>,
-    /// A client of one address, which connects when it is first used.
+    /// Makes a client of one address, which connects when it is first used.
     pub connect: fn(&str) -> anyhow::Result<Client>,
 }
 
 impl Endpoints {
-    /// Over the machine's sockets.
+    /// Clients connect over the machine's sockets.
     #[must_use]
     pub fn over_tcp(addresses: Vec<String>) -> Arc<Self> {
         Arc::new(Self { addresses, connect: Client::lazy })
     }
 }
 
-/// Clients change to another endpoint of the list when they lose the one they have, and on request.
+/// A client of one endpoint at a time. It takes a random endpoint when it loses its connection, and on request.
 #[derive(Debug)]
 pub struct Caller {
     pub recorder: Arc<Recorder>,
@@ -46,17 +46,17 @@ pub struct Caller {
     pub id: ClientId,
 }
 
-/// An unanswered request: what is known of it.
+/// What is known of a request that was not answered.
 enum Unanswered {
     Failed(DefiniteError),
     Unknown,
 }
 
 impl Caller {
-    /// A client of one of the endpoints.
+    /// A client of a random endpoint.
     ///
     /// # Errors
-    /// When the endpoint is no address.
+    /// If the endpoint is no valid address.
     pub fn new(recorder: Arc<Recorder>, endpoints: Arc<Endpoints>, rng: &mut StdRng) -> anyhow::Result<Self> {
         let address = &endpoints.addresses[rng.random_range(0..endpoints.addresses.len())];
         let client = (endpoints.connect)(address)?;
@@ -64,19 +64,19 @@ impl Caller {
         Ok(Self { recorder, endpoints, client, id })
     }
 
-    /// A new connection, maybe to another endpoint; to the checker it is a new client.
+    /// Connects again, perhaps to another endpoint. For the checker this is a new client.
     ///
     /// # Errors
-    /// When the endpoint is no address.
+    /// If the endpoint is no valid address.
     pub fn reconnect(&mut self, rng: &mut StdRng) -> anyhow::Result<()> {
         *self = Self::new(self.recorder.clone(), self.endpoints.clone(), rng)?;
         Ok(())
     }
 
-    /// Sends a request and writes it down with its outcome. After an unknown one the client is another.
+    /// Sends a request and records it with its outcome. After an unknown outcome the client connects again.
     ///
     /// # Errors
-    /// When the answer is not one to this request.
+    /// If the answer does not fit the request.
     pub async fn call(&mut self, rng: &mut StdRng, request: Request) -> anyhow::Result<Outcome> {
         let streamed = rng.random_bool(0.5);
         let call = self.recorder.now();
@@ -149,7 +149,7 @@ impl Caller {
         }
     }
 
-    /// The same list by RangeStream: the chunks together are one answer.
+    /// Reads a list by RangeStream, and joins the chunks to one answer.
     async fn stream(&mut self, list: &List) -> Result<Outcome, Status> {
         let mut chunks = self.client.kv.range_stream(wire::range_request(list)).await?.into_inner();
         let mut whole = RangeResponse::default();
@@ -172,7 +172,7 @@ impl Caller {
         })
     }
 
-    /// One write under one compare, as kube-apiserver sends it.
+    /// One write with one compare, as kube-apiserver sends it.
     async fn guarded(
         &mut self,
         key: &kindred_checker::Key,
@@ -213,10 +213,9 @@ fn results(answer: &TxnResponse) -> Vec<TxnResult> {
     answer.responses.iter().filter_map(wire::txn_result).collect()
 }
 
-/// No lease.
 pub const NO_LEASE: LeaseId = LeaseId(0);
 
-/// Whether a request that failed so may have run.
+/// Whether a request that failed with this status may have run.
 fn unanswered(status: &Status) -> Unanswered {
     let text = status.message();
     if status.code() == Code::OutOfRange && text.contains("has been compacted") {
@@ -229,7 +228,7 @@ fn unanswered(status: &Status) -> Unanswered {
         status.code(),
         Code::InvalidArgument | Code::FailedPrecondition | Code::Unimplemented | Code::NotFound
     );
-    // How the router says that it has no connection to send on (R11).
+    // The router answers so when it has no connection to the store, and so has sent nothing (R11).
     let not_routed = status.code() == Code::Unavailable && text.starts_with("kindred: store ");
     if refused || not_routed || never_sent(status) {
         return Unanswered::Failed(DefiniteError::Other(format!("{:?}: {text}", status.code())));
@@ -237,7 +236,7 @@ fn unanswered(status: &Status) -> Unanswered {
     Unanswered::Unknown
 }
 
-/// No connection could be made.
+/// Whether the request failed because no connection could be made.
 pub fn never_sent(status: &Status) -> bool {
     let mut cause = status.source();
     while let Some(error) = cause {

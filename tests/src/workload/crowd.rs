@@ -1,4 +1,4 @@
-//! All clients of a run: they work until told to stop, then every watch must get everything.
+//! All clients of a run. They work until they are stopped. Then every watch must receive everything.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ const OPERATIONS_MIN: usize = 500;
 const EVENTS_MIN: usize = 1000;
 const TICK: Duration = Duration::from_millis(50);
 
-/// Clients at work.
+/// The running clients.
 #[derive(Debug)]
 pub struct Crowd {
     recorder: Arc<Recorder>,
@@ -39,10 +39,10 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Writers, readers, one who compacts, and watchers. `careful`: as real etcd needs it.
+    /// Starts writers, readers, a compactor and watchers. `careful` is for a real etcd, see `Watcher::careful`.
     ///
     /// # Errors
-    /// When an endpoint is no address.
+    /// If an endpoint is no valid address.
     pub fn gather(
         recorder: &Arc<Recorder>,
         endpoints: &Arc<Endpoints>,
@@ -78,10 +78,10 @@ impl Crowd {
         Ok(crowd)
     }
 
-    /// Clients beside the others, with leases of their own. No store may be lost meanwhile.
+    /// Starts additional clients with leases of their own. No store may lose its data while they run.
     ///
     /// # Errors
-    /// When an endpoint is no address.
+    /// If an endpoint is no valid address.
     pub fn add_leased(&mut self, clients: usize) -> anyhow::Result<()> {
         for number in 0..clients {
             let worker = self.worker()?;
@@ -95,10 +95,10 @@ impl Crowd {
         Ok(Worker::new(caller, self.rng.random(), self.stopped.clone()))
     }
 
-    /// Waits for a time, and on a busy machine until enough was done in it.
+    /// Waits for `time`, and on a busy machine longer, until clients have done enough.
     ///
     /// # Errors
-    /// When clients do not get on.
+    /// If clients make no progress.
     pub async fn enough(&self, time: Duration) -> anyhow::Result<()> {
         let before = self.recorder.amounts();
         tokio::time::sleep(time).await;
@@ -109,11 +109,11 @@ impl Crowd {
         .await
     }
 
-    /// Stops the writers and waits until every watch has everything. `ticking`: etcd answers no progress request while a
-    /// watch of the stream waits for a revision that is not yet there, so somebody writes on.
+    /// Stops the writers and waits until every watch has received everything. etcd answers no progress request while a
+    /// watch of the stream waits for a later revision, so with `ticking` writes continue.
     ///
     /// # Errors
-    /// When a client fails, or a watch does not get everything.
+    /// If a client fails, or a watch does not receive everything.
     pub async fn finish(mut self, ticking: bool) -> anyhow::Result<()> {
         self.stop_workers.send_replace(true);
         all_done(std::mem::take(&mut self.workers)).await?;

@@ -1,14 +1,14 @@
-//! The keys of a run: a few Kinds over a few namespaces, few enough keys that clients meet on them.
+//! The keys of a run: a few Kinds in a few namespaces. There are so few that clients often use the same key.
 
 use kindred_checker::{Key, history::KeyRange};
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
-/// A Kind with its place in the default configuration.
+/// A Kind with its store in the default configuration.
 #[derive(Debug)]
 pub struct Kind {
-    /// With its last slash.
+    /// With its trailing slash.
     pub prefix: &'static str,
-    /// The store that has it alone in the default configuration.
+    /// The store that has the whole Kind in the default configuration.
     pub default_store: &'static str,
 }
 
@@ -20,19 +20,19 @@ pub const KINDS: [Kind; 5] = [
     Kind { prefix: "/registry/configmaps/", default_store: "default" },
 ];
 
-/// The first of them are chosen more often than the others.
+/// So many of the first Kinds are chosen more often than the others.
 const BUSY: usize = 2;
 
-/// In the first, second and last third of the alphabet: the name ranges of the split configurations.
+/// One namespace in each third of the alphabet. Configurations that split Kinds have a range for each.
 const NAMESPACES: [&str; 3] = ["alpha", "mike", "zulu"];
 const NAMES: usize = 5;
 
-/// The Kind of a key, by number.
+/// The index of a key's Kind.
 pub fn kind_of(key: &Key) -> Option<usize> {
     KINDS.iter().position(|kind| key.as_bytes().starts_with(kind.prefix.trim_end_matches('/').as_bytes()))
 }
 
-/// A Kind.
+/// The index of a random Kind.
 pub fn kind(rng: &mut StdRng) -> usize {
     if rng.random_bool(0.5) { rng.random_range(0..BUSY) } else { rng.random_range(0..KINDS.len()) }
 }
@@ -42,31 +42,31 @@ pub fn whole(kind: usize) -> KeyRange {
     KeyRange::prefix(KINDS[kind].prefix.into())
 }
 
-/// The key that kube-apiserver asks for the Kind's current revision, and that never exists.
+/// The pseudo-key of a Kind, which kube-apiserver reads to learn the Kind's current revision. It never exists.
 pub fn probe(kind: usize) -> Key {
     KINDS[kind].prefix.trim_end_matches('/').into()
 }
 
-/// A key of the Kind.
+/// A random key of the Kind.
 pub fn key(rng: &mut StdRng, kind: usize) -> Key {
     let namespace = NAMESPACES[rng.random_range(0..NAMESPACES.len())];
     Key::from(format!("{}{namespace}/n{}", KINDS[kind].prefix, rng.random_range(0..NAMES)))
 }
 
-/// Another key in the namespace of this one.
+/// A random key in the namespace of this one. It may be the same key.
 pub fn neighbour(rng: &mut StdRng, key: &Key) -> Key {
     let text = key.to_string();
     let namespace = text.rsplit_once('/').map_or(text.as_str(), |(namespace, _)| namespace);
     Key::from(format!("{namespace}/n{}", rng.random_range(0..NAMES)))
 }
 
-/// A namespace of the Kind.
+/// All keys of the Kind in a random namespace.
 pub fn namespace(rng: &mut StdRng, kind: usize) -> KeyRange {
     let namespace = NAMESPACES.choose(rng).copied().unwrap_or_default();
     KeyRange::prefix(Key::from(format!("{}{namespace}/", KINDS[kind].prefix)))
 }
 
-/// A range of a Kind: all of it, a namespace, one key, or from one key to another.
+/// A random range of a Kind: all of it, a namespace, one key, or the keys from one to another.
 pub fn range(rng: &mut StdRng, kind: usize) -> KeyRange {
     match rng.random_range(0..20) {
         0..10 => whole(kind),

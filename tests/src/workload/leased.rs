@@ -1,4 +1,5 @@
-//! Clients with leases: a key each that nobody else writes, alive as long as its lease, gone with it.
+//! Clients with leases. Each has a key that no other client writes. The key must exist as long as its lease, and no
+//! longer.
 
 use std::time::Duration;
 
@@ -15,16 +16,17 @@ use tonic::Status;
 
 use super::{keys::KINDS, workers::Worker};
 
-/// Never reached: the lease is revoked.
+/// The lease never expires, as it is revoked before.
 const TTL_S: i64 = 60;
-/// A namespace that others read, and do not write.
+/// A namespace that other clients read but do not write.
 const NAMESPACE: &str = "lima";
 const ROUNDS_MAX: u32 = 12;
 
-/// Until the end: a lease, a key with it, renewed and looked at for a while; then the lease is revoked.
+/// Repeats rounds until the end of the run. Each round grants a lease, puts a key with it, renews the lease and reads
+/// the key for a while, and then revokes the lease.
 ///
 /// # Errors
-/// When an answer does not fit its request.
+/// If an answer does not fit its request.
 pub async fn work(mut worker: Worker, number: usize) -> anyhow::Result<()> {
     let kind = &KINDS[number % 2];
     let key = Key::from(format!("{}{NAMESPACE}/leased{number}", kind.prefix));

@@ -1,4 +1,4 @@
-//! What all clients of a run write down, on one clock.
+//! The record of all clients of a run, with times of one clock.
 
 use std::{
     collections::BTreeSet,
@@ -13,23 +13,23 @@ use tokio::time::Instant;
 
 use super::keys::{KINDS, kind_of};
 
-/// Revisions remembered a Kind, to be asked for again.
+/// How many revisions of each Kind are remembered, so that clients can read at them.
 const SHOWN_MAX: usize = 4000;
 
-/// A revision and when it was shown.
+/// A revision, and the time at which a client saw it.
 pub type Shown = (Nanos, Revision);
 
-/// Shared by all clients of a run.
+/// All clients of a run share one recorder.
 #[derive(Debug)]
 pub struct Recorder {
     start: Instant,
     operations: Mutex<Vec<Operation>>,
     watches: Mutex<Vec<Watch>>,
-    /// By Kind, oldest first.
+    /// The revisions that clients saw, for each Kind, oldest first.
     shown: Mutex<[Vec<Shown>; KINDS.len()]>,
-    /// What a server said that no server should.
+    /// Answers that no server should give.
     oddities: Mutex<BTreeSet<String>>,
-    /// With what text requests ended of which nobody knows whether they ran.
+    /// The errors of the requests whose outcome is unknown.
     unknown: Mutex<BTreeSet<String>>,
     events: AtomicUsize,
     next_operation: AtomicU64,
@@ -46,7 +46,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Begins its clock.
+    /// A recorder whose clock begins now.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -81,12 +81,12 @@ impl Recorder {
         StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A value that nobody else writes.
+    /// A value that no other write has.
     pub fn value(&self) -> String {
         format!("v{}", self.next_value.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Writes down an operation that has just returned.
+    /// Records an operation that has just returned.
     pub fn operation(&self, client: ClientId, call: Nanos, request: Request, outcome: Outcome) {
         let returned = self.now();
         let id = OperationId(self.next_operation.fetch_add(1, Ordering::Relaxed));
@@ -101,17 +101,17 @@ impl Recorder {
         self.events.fetch_add(events, Ordering::Relaxed);
     }
 
-    /// Operations written down and events received so far.
+    /// The number of recorded operations and of received events.
     pub fn amounts(&self) -> (usize, usize) {
         (self.operations.lock().len(), self.events.load(Ordering::Relaxed))
     }
 
-    /// Writes down a watch that will get nothing more.
+    /// Records a watch that will receive nothing more.
     pub fn watch(&self, watch: Watch) {
         self.watches.lock().push(watch);
     }
 
-    /// Remembers that a client was shown this revision of the Kind; each once, when it is the highest so far.
+    /// Remembers that a client saw this revision of the Kind, if it is the highest so far.
     pub fn show(&self, kind: usize, revision: Revision) {
         let now = self.now();
         let shown = &mut self.shown.lock()[kind];
@@ -124,17 +124,17 @@ impl Recorder {
         shown.push((now, revision));
     }
 
-    /// What was shown of the Kind, oldest first.
+    /// The revisions of the Kind that clients saw, oldest first.
     pub fn shown(&self, kind: usize) -> Vec<Shown> {
         self.shown.lock()[kind].clone()
     }
 
-    /// Notes something that the checker has no word for; the run fails.
+    /// Records a fault that a history cannot express. It makes the run fail.
     pub fn oddity(&self, what: String) {
         self.oddities.lock().insert(what);
     }
 
-    /// Notes why an outcome is unknown.
+    /// Records the error of a request whose outcome is unknown.
     pub fn unknown(&self, why: String) {
         self.unknown.lock().insert(why);
     }
@@ -147,13 +147,13 @@ impl Recorder {
         self.oddities.lock().iter().cloned().collect()
     }
 
-    /// Everything recorded so far.
+    /// The operations and watches recorded so far.
     pub fn history(&self) -> History {
         History { operations: self.operations.lock().clone(), watches: self.watches.lock().clone() }
     }
 }
 
-/// The Kind of a request about keys.
+/// The index of the Kind of a request; none for requests without keys.
 pub fn kind_of_request(request: &Request) -> Option<usize> {
     match request {
         Request::List(list) => kind_of(&list.range.key),

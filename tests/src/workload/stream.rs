@@ -1,4 +1,4 @@
-//! One watch stream on the wire: sends requests, and writes down what comes in for each watch in order.
+//! One watch stream on the wire. It sends requests, and records the responses of each watch in order.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use tonic::Streaming;
 use super::{caller::Caller, keys::kind_of, recorder::Recorder, wire};
 
 const REQUESTS_MAX: usize = 64;
-/// A server that is restarting refuses connections at once; one that does not answer for this long is stuck.
+/// A server that restarts refuses connections at once. One that does not answer for this long is stuck.
 const OPEN_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a watch asks for.
+/// The range and options of a watch to create.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     pub range: KeyRange,
@@ -33,7 +33,7 @@ pub struct Wanted {
 enum Phase {
     Pending,
     Live,
-    /// The client asked for its end, the server has not confirmed it.
+    /// The client has sent a cancel that the server has not confirmed.
     Canceling,
     Ended,
 }
@@ -44,9 +44,9 @@ pub struct Tracked {
     record: Watch,
     phase: Phase,
     wire_id: i64,
-    /// Before its first event.
+    /// The revision before the first one that the watch delivers.
     begin: Option<Revision>,
-    /// Everything at or below it has come in.
+    /// Every event at or below this revision has come in.
     pub position: Option<Revision>,
     /// The last event of a whole response.
     last_event: Option<Revision>,
@@ -58,18 +58,19 @@ impl Tracked {
         &self.record.range
     }
 
-    /// Who it is and how far it came, for people.
+    /// Describes the watch and its position, for error messages.
     pub fn shown(&self) -> String {
         let Self { record, phase, position, .. } = self;
         format!("{} over {:?} is {phase:?} at {position:?}, {:?}", record.id, record.range, record.options)
     }
 
-    /// What it asked for, but for the start.
+    /// The range and the options of the watch, without its start.
     pub fn wanted(&self) -> (KeyRange, WatchOptions) {
         (self.record.range.clone(), WatchOptions { start: None, ..self.record.options.clone() })
     }
 
-    /// How to go on where it stands; `events_only` forgets progress, as a client may that did not ask for any.
+    /// The watch that continues this one at its position. With `events_only` the position does not count progress, as
+    /// for a client that asked for none.
     pub fn resumed(&self, events_only: bool) -> Wanted {
         let position = if events_only { self.last_event.or(self.begin) } else { self.position };
         let mut options = self.record.options.clone();
@@ -78,17 +79,17 @@ impl Tracked {
     }
 }
 
-/// What an answer changed.
+/// The effect of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     Other,
-    /// The watch with this number on the stream was ended because of a compaction.
+    /// The server canceled the watch with this index because of a compaction.
     Compacted(usize),
-    /// The stream broke.
+    /// The stream is broken, so nothing more comes.
     Broken,
 }
 
-/// An open stream. Dropped, it writes its watches down.
+/// An open stream. It records its watches when it is dropped.
 #[derive(Debug)]
 pub struct WatchStream {
     recorder: Arc<Recorder>,
@@ -99,17 +100,18 @@ pub struct WatchStream {
     sequence: u64,
     pub watches: Vec<Tracked>,
     by_wire_id: BTreeMap<i64, usize>,
-    /// When each manual progress was asked for, and how many came: the nth answers the nth request or a later one.
+    /// The time of each request for manual progress, and the number of answers. The nth answer is to the nth request or
+    /// a later one.
     asked: Vec<Nanos>,
     answered: usize,
 }
 
 impl WatchStream {
-    /// Opens a stream with its first watch: etcd answers the call only with the first message. `None` when nobody
-    /// is there.
+    /// Opens a stream with its first watch, because etcd answers the call only with the first message. `None` if there
+    /// is no server.
     ///
     /// # Errors
-    /// When a server that is there does not answer.
+    /// If there is a server that does not answer.
     pub async fn open(caller: &Caller, first: Wanted) -> anyhow::Result<Option<Self>> {
         let (requests, receiver) = mpsc::channel(REQUESTS_MAX);
         let recorder = caller.recorder.clone();
@@ -135,63 +137,64 @@ impl WatchStream {
         }))
     }
 
-    /// Asks for a watch. Only when none is pending: answers to creates name no request.
+    /// Requests a watch. No other create may be pending, because a `created` response does not say which request it
+    /// answers.
     pub fn create(&mut self, wanted: Wanted) {
         let create = prepare(&self.recorder, self.client, self.id, wanted, &mut self.watches);
         self.send(RequestUnion::CreateRequest(create));
     }
 
-    /// Whether a create has not been answered.
+    /// Whether a create is pending.
     pub fn is_creating(&self) -> bool {
         self.watches.iter().any(|watch| watch.phase == Phase::Pending)
     }
 
-    /// Asks for the end of a live watch.
+    /// Sends a cancel of a live watch.
     pub fn cancel(&mut self, index: usize) {
         self.watches[index].phase = Phase::Canceling;
         let watch_id = self.watches[index].wire_id;
         self.send(RequestUnion::CancelRequest(WatchCancelRequest { watch_id }));
     }
 
-    /// Whether a cancel has not been confirmed. A progress asked for then would not speak for that watch.
+    /// Whether a cancel is not confirmed yet. A progress that is requested meanwhile does not cover that watch.
     pub fn is_canceling(&self) -> bool {
         self.watches.iter().any(|watch| watch.phase == Phase::Canceling)
     }
 
-    /// Asks for a manual progress.
+    /// Requests a manual progress.
     pub fn ask_progress(&mut self) {
         self.asked.push(self.recorder.now());
         self.send(RequestUnion::ProgressRequest(WatchProgressRequest {}));
     }
 
-    /// When the last unanswered progress was asked for.
+    /// The time of the last request for progress, if it may be unanswered.
     pub fn progress_outstanding(&self) -> Option<Nanos> {
         self.asked.last().copied().filter(|_| self.answered < self.asked.len())
     }
 
-    /// Numbers of live watches.
+    /// The indexes of live watches.
     pub fn live(&self) -> Vec<usize> {
         (0..self.watches.len()).filter(|&index| self.watches[index].phase == Phase::Live).collect()
     }
 
-    /// Watches that a client would go on with on another stream.
+    /// The watches that a client would continue on another stream.
     pub fn unfinished(&self) -> impl Iterator<Item = &Tracked> {
         self.watches.iter().filter(|watch| matches!(watch.phase, Phase::Live | Phase::Pending))
     }
 
     fn send(&self, request: RequestUnion) {
         let sent = self.requests.try_send(WatchRequest { request_union: Some(request) });
-        // A stream that is gone says so where its answers are read.
+        // The reader of the responses notices a closed stream, so only a full queue is reported here.
         if let Err(TrySendError::Full(request)) = sent {
             self.recorder
                 .oddity(format!("{REQUESTS_MAX} requests of a watch stream are not read: {request:?}"));
         }
     }
 
-    /// The next answer, written down. Cancel safe: what is not read is read next time.
+    /// Reads and records the next response. This is cancel safe: a response that was not read is read by the next call.
     ///
     /// # Errors
-    /// When a server answers what it must not.
+    /// If the server sends a response that it must not send.
     pub async fn hear(&mut self) -> anyhow::Result<Heard> {
         let Ok(Some(answer)) = self.answers.message().await else {
             for index in self.live() {
@@ -213,7 +216,7 @@ impl WatchStream {
             return Ok(Heard::Other);
         }
         let Some(&index) = self.by_wire_id.get(&answer.watch_id) else {
-            // The second answer to the cancel of a watch that had ended already.
+            // A watch that had ended before its cancel gets a second `canceled` response, which is no oddity.
             if !answer.canceled {
                 self.recorder.oddity(format!("an answer to a watch that does not exist: {answer:?}"));
             }
@@ -281,7 +284,7 @@ impl WatchStream {
         if compact_revision.0 == 0 {
             return Heard::Other;
         }
-        // Like etcd's client: etcd keeps a compacted watch in its stream, where it silences progress.
+        // etcd's client does the same: etcd leaves a compacted watch in its stream, where it prevents progress.
         self.send(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: answer.watch_id }));
         if asked_for { Heard::Other } else { Heard::Compacted(index) }
     }

@@ -1,4 +1,4 @@
-//! Clients that watch: one stream each, many watches on it, made, ended, dropped and resumed at random.
+//! Clients that watch. Each has one stream with many watches, which it creates, cancels, drops and resumes at random.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -16,28 +16,29 @@ use super::{
 const WATCHES_MAX: usize = 8;
 const PAUSE_MILLIS: u64 = 25;
 const RECONNECT_MILLIS: u64 = 40;
-/// After the last write every watch must be told within this that it has everything.
+/// Within this time after the last write every watch must get progress that covers everything.
 const FINISH_LIMIT: Duration = Duration::from_secs(30);
-/// An etcd that has not answered a progress request by then dropped it.
+/// An etcd that has not answered a progress request within this time has dropped it.
 const PROGRESS_DROPPED: Nanos = Nanos(300_000_000);
 
-/// The last revision of each Kind; every watch must get there before it may end.
+/// The last revision of each Kind, which every watch must reach before it may end.
 pub type Targets = [Revision; KINDS.len()];
 
-/// A client with one stream after another.
+/// A client that opens one stream after another.
 #[derive(Debug)]
 pub struct Watcher {
     pub worker: Worker,
     /// Set when all writes are done.
     pub targets: watch::Receiver<Option<Targets>>,
-    /// etcd may confirm a create ahead of a progress that it computed before: no create while one is under way.
+    /// Creates no watch while a progress is outstanding. etcd may send `created` before a progress that it computed
+    /// earlier.
     pub careful: bool,
-    /// Watches to be made, resumed ones first.
+    /// The watches to create, resumed ones first.
     queue: VecDeque<Wanted>,
 }
 
 enum Ending {
-    /// Every watch has everything.
+    /// Every watch has received everything.
     Finished,
     /// The client or the server ended the stream.
     Lost,
@@ -48,10 +49,10 @@ impl Watcher {
         Self { worker, targets, careful, queue: VecDeque::new() }
     }
 
-    /// Watches until every watch has all that was written.
+    /// Runs until every watch has received all writes.
     ///
     /// # Errors
-    /// When a watch does not get there.
+    /// If a watch does not receive all writes in time.
     pub async fn run(mut self) -> anyhow::Result<()> {
         let mut finish_by = None;
         loop {
@@ -84,7 +85,7 @@ impl Watcher {
         }
     }
 
-    /// Whether the writes are done; fails when that is long ago.
+    /// Whether all writes are done. Fails if they have been done for longer than `FINISH_LIMIT`.
     fn finishing(
         &self,
         finish_by: &mut Option<Instant>,
@@ -165,7 +166,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// A read by the client of the stream: it must not show less than the watches did.
+    /// A read by the same client as the stream. Its header must not be below what the watches delivered.
     async fn read_what_is_watched(&mut self, stream: &WatchStream) -> anyhow::Result<()> {
         let Some(&index) = stream.live().first() else { return Ok(()) };
         let range = stream.watches[index].range();
@@ -178,7 +179,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Draws a watch: from now on, from a revision shown before, or after a list.
+    /// Draws a watch that starts now, at a revision that a client saw before, or after a list.
     async fn add_wanted(&mut self) -> anyhow::Result<()> {
         let worker = &mut self.worker;
         let kind = keys::kind(&mut worker.rng);
@@ -208,7 +209,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// A list, and a watch from its header's revision + 1.
+    /// Lists, and queues a watch from the revision after the list's header.
     async fn list_then_watch(&mut self, range: KeyRange, mut options: WatchOptions) -> anyhow::Result<()> {
         let worker = &mut self.worker;
         let request = Request::List(List::current(range.clone()));

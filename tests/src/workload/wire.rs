@@ -1,4 +1,4 @@
-//! Between the checker's words and etcd's protobuf.
+//! Converts between the checker's types and etcd's protobuf messages.
 
 use bytes::Bytes;
 use kindred_checker::{
@@ -24,7 +24,7 @@ fn blob(bytes: &Bytes) -> Blob {
     Blob::from(bytes.as_ref())
 }
 
-/// 0 when there is no header.
+/// The revision of a header; 0 without one.
 pub fn revision(header: Option<&pb::ResponseHeader>) -> Revision {
     Revision(header.map_or(0, |header| header.revision))
 }
@@ -81,7 +81,7 @@ fn equal(key: &Key, target: CompareTarget, wanted: TargetUnion) -> pb::Compare {
     }
 }
 
-/// `None` for a compare that is not recorded in full.
+/// `None` for `Compare::Other`, of which the history does not have enough.
 pub fn compare(compare: &Compare) -> Option<pb::Compare> {
     Some(match compare {
         Compare::Modified(key, at) => equal(key, CompareTarget::Mod, TargetUnion::ModRevision(at.0)),
@@ -101,7 +101,7 @@ pub fn txn_op(op: &TxnOp) -> pb::RequestOp {
     pb::RequestOp { request: Some(request) }
 }
 
-/// `None` for an answer to something that is never asked.
+/// `None` for a nested txn, as no client sends one.
 pub fn txn_result(answer: &pb::ResponseOp) -> Option<TxnResult> {
     Some(match answer.response.as_ref()? {
         response_op::Response::ResponsePut(_) => TxnResult::Put,

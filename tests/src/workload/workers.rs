@@ -1,4 +1,4 @@
-//! Writers, readers and the compactor: each draws its next request from a seeded generator until the run ends.
+//! Writers, readers and the compactor. Each draws its next request from a seeded generator until the run ends.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,12 +16,12 @@ use super::{
     keys,
 };
 
-/// Compactions leave this much history.
+/// Compactions leave the history of this time.
 const HISTORY: Duration = Duration::from_millis(900);
 const COMPACT_EVERY: Duration = Duration::from_millis(600);
 const PAUSE_MILLIS: u64 = 6;
 
-/// What a worker needs.
+/// A client with its random generator.
 #[derive(Debug)]
 pub struct Worker {
     pub caller: Caller,
@@ -43,7 +43,7 @@ impl Worker {
         self.caller.call(&mut self.rng, request).await
     }
 
-    /// Thinks for a moment, and now and then connects anew.
+    /// Sleeps for a moment, and sometimes connects again.
     async fn pause(&mut self) -> anyhow::Result<()> {
         tokio::time::sleep(Duration::from_millis(self.rng.random_range(0..PAUSE_MILLIS))).await;
         if self.rng.random_bool(0.004) {
@@ -57,12 +57,12 @@ impl Worker {
     }
 }
 
-/// Writes until the end.
+/// Writes until the run ends.
 ///
 /// # Errors
-/// When an answer does not fit its request.
+/// If an answer does not fit its request.
 pub async fn write(mut worker: Worker) -> anyhow::Result<()> {
-    // What this client believes of keys; 0 is absent. As an apiserver's cache, it may be behind.
+    // The revisions of keys as this client knows them; 0 means absent. Like an apiserver's cache they may be old.
     let mut known: BTreeMap<Key, Revision> = BTreeMap::new();
     while !worker.is_done() {
         let kind = keys::kind(&mut worker.rng);
@@ -73,7 +73,7 @@ pub async fn write(mut worker: Worker) -> anyhow::Result<()> {
         if let (Outcome::CompareFailed { current: Current::Found(kv), .. }, Request::Update { .. }) =
             (&outcome, &request)
         {
-            // GuaranteedUpdate: again with what the else-branch showed.
+            // Like Kubernetes' GuaranteedUpdate, try again with the revision that the else branch read.
             let again = Request::Update {
                 key: key.clone(),
                 expected: kv.modified,
@@ -106,7 +106,7 @@ fn next_write(worker: &mut Worker, known: &BTreeMap<Key, Revision>, kind: usize,
     }
 }
 
-/// Two writes and a read in one revision.
+/// A txn with a read and two writes, which get one revision.
 fn two_keys(worker: &mut Worker, key: Key, expected: Revision, value: Value) -> Request {
     let other = keys::neighbour(&mut worker.rng, &key);
     let get = TxnOp::Range(List::current(KeyRange::one(key.clone())));
@@ -139,10 +139,10 @@ fn learn(known: &mut BTreeMap<Key, Revision>, key: &Key, outcome: &Outcome) {
     known.insert(key.clone(), modified);
 }
 
-/// Reads until the end.
+/// Reads until the run ends.
 ///
 /// # Errors
-/// When an answer does not fit its request.
+/// If an answer does not fit its request.
 pub async fn read(mut worker: Worker) -> anyhow::Result<()> {
     while !worker.is_done() {
         let kind = keys::kind(&mut worker.rng);
@@ -174,7 +174,7 @@ pub async fn read(mut worker: Worker) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A list as kube-apiserver pages it: further pages at the first one's revision.
+/// Reads a list in pages as kube-apiserver does: all later pages at the revision of the first.
 async fn pages(worker: &mut Worker, kind: usize) -> anyhow::Result<()> {
     let whole = keys::whole(kind);
     let limit = worker.rng.random_range(1..=5);
@@ -190,13 +190,13 @@ async fn pages(worker: &mut Worker, kind: usize) -> anyhow::Result<()> {
     }
 }
 
-/// Every revision ever shown can be read, until it is compacted.
+/// Reads at a revision that a client saw before. The read must work until that revision is compacted.
 async fn at_shown_revision(worker: &mut Worker, kind: usize) -> anyhow::Result<()> {
     let shown = worker.caller.recorder.shown(kind);
     if shown.is_empty() {
         return Ok(());
     }
-    // The square makes recent ones likelier: old ones are mostly compacted.
+    // The square makes recent revisions likelier, as old ones are mostly compacted.
     let back = worker.rng.random::<f64>().powi(2) * (shown.len() - 1) as f64;
     let (_, revision) = shown[shown.len() - 1 - back as usize];
     let limit = if worker.rng.random_bool(0.3) { worker.rng.random_range(1..8) } else { 0 };
@@ -206,10 +206,10 @@ async fn at_shown_revision(worker: &mut Worker, kind: usize) -> anyhow::Result<(
     Ok(())
 }
 
-/// Compacts now and then, to a revision that is almost a second old.
+/// Compacts every `COMPACT_EVERY`, at a revision that is at least `HISTORY` old.
 ///
 /// # Errors
-/// When an answer does not fit its request.
+/// If an answer does not fit its request.
 pub async fn compact(mut worker: Worker) -> anyhow::Result<()> {
     while tokio::time::timeout(COMPACT_EVERY, worker.done.changed()).await.is_err() {
         let kind = keys::kind(&mut worker.rng);
