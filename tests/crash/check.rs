@@ -65,7 +65,7 @@ pub async fn after_end(
                 ensure!(!outlived, "{attempt:?} outlived its shard, which keeps nothing");
                 ensure!(
                     gone.is_none(),
-                    "{attempt:?} is there, but not what was written before it at {gone:?}"
+                    "{attempt:?} survived, but what was written before it at {gone:?} is lost"
                 );
                 continue;
             }

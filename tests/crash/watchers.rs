@@ -102,7 +102,7 @@ impl Watcher {
                 )
                 .filter(|(_, there, known)| there != known);
             let differ: Vec<_> = differ.take(5).collect();
-            bail!("{error:#}: key, what is there, what it knows: {differ:?}");
+            bail!("{error:#}: differences as (key, in the store, at the informer): {differ:?}");
         }
         let events: Vec<_> = self.known.lock().events.iter().cloned().collect();
         for (key, number, revision) in &events {

@@ -128,7 +128,7 @@ impl Writer {
         let txn = TxnRequest { success: puts.collect(), ..Default::default() };
         let answer = tokio::time::timeout(ANSWER_MAX, self.client.kv.txn(txn)).await;
         if answer.is_err() {
-            self.shared.complain(format!("nobody said anything of a write of {keys:?} for {ANSWER_MAX:?}"));
+            self.shared.complain(format!("a write of {keys:?} had no outcome for {ANSWER_MAX:?}"));
         }
         let header = answer.ok().and_then(Result::ok).and_then(|answer| answer.into_inner().header);
         let revision = header.map(|header| header.revision);

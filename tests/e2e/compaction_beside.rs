@@ -65,7 +65,7 @@ fn f17_a_compaction_of_the_default_etcd_reaches_the_shards() {
         // Versions written after the compaction can still be read.
         let last = put(&client, POD).await?;
         put(&client, POD).await?;
-        ensure!(!is_compacted(&client, last).await?, "nobody has asked for that");
+        ensure!(!is_compacted(&client, last).await?, "a revision above every compaction was compacted");
         report(&format!("compaction: a stock etcd's revision reached a shard at the {}. time", asked.get()));
         Ok(())
     });
@@ -81,7 +81,7 @@ fn f17_history_that_nobody_compacts_goes_when_it_is_old() {
         ensure!(!is_compacted(&client, first).await?);
         wait_for("old history to go", SOON, async || {
             let now = put(&client, POD).await?;
-            ensure!(!is_compacted(&client, now).await?, "what is young stays");
+            ensure!(!is_compacted(&client, now).await?, "a recent revision was compacted");
             Ok(is_compacted(&client, first).await?.then_some(()))
         })
         .await?;

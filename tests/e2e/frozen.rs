@@ -98,7 +98,7 @@ impl Crowd {
             Ok((turns(&shared).load(Ordering::SeqCst) >= until).then_some(()))
         });
         tokio::select! {
-            ended = self.tasks.join_next() => match ended.context("nobody is there")?? {
+            ended = self.tasks.join_next() => match ended.context("no writer runs")?? {
                 Ok(()) => bail!("a writer has ended"),
                 Err(error) => Err(error),
             },

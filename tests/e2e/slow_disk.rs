@@ -173,7 +173,7 @@ fn r9_a_write_that_waits_for_the_disk_holds_up_nothing_else_of_its_stream() {
         ensure!(left.await.is_err_and(|ended| ended.is_cancelled()));
         let mut hasty = Request::new(put_of(C, "given up"));
         hasty.set_timeout(PATIENCE);
-        let hasty = client.kv.clone().put(hasty).await.err().context("nobody has synced it")?;
+        let hasty = client.kv.clone().put(hasty).await.err().context("answered before its sync")?;
         ensure!(matches!(hasty.code(), Code::DeadlineExceeded | Code::Cancelled), "{hasty:?}");
         others(&client).await?;
         others(&cluster.client().await?).await?;

@@ -138,7 +138,7 @@ impl Crowd {
         let shared = self.shared.clone();
         let reads = wait_for("reads", STEP_LIMIT, || async { Ok(wanted(&shared).then_some(())) });
         tokio::select! {
-            ended = self.tasks.join_next() => ended.context("nobody is there")??.and_then(|()| anyhow::bail!("one has ended")),
+            ended = self.tasks.join_next() => ended.context("no client runs")??.and_then(|()| anyhow::bail!("a client has ended")),
             reads = reads => reads,
         }
     }

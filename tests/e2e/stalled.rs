@@ -89,7 +89,7 @@ fn r6_a_stopped_shard_delays_its_own_ranges_visibly_and_in_order() {
         // After the shard continues, every event comes once and in order.
         read_events(&mut all, HELD + 2).await?;
         read_events(&mut low, 1).await?;
-        wait_for("nobody to lag", SHOWN_LIMIT, || async {
+        wait_for("no store to lag", SHOWN_LIMIT, || async {
             Ok(cluster.ready_line(&["held back"]).await?.is_none().then_some(()))
         })
         .await?;

@@ -157,7 +157,7 @@ fn a_shard_on_a_unix_socket_alone() {
         // etcd's own client accepts the same form of address.
         let direct = Etcdctl::new(&url);
         ensure!(direct.ok(&["get", "/registry/pods/a/1", "--print-value-only"]).await?.trim() == "two");
-        ensure!(direct.ok(&["member", "list"]).await?.contains(&url), "what clients are told");
+        ensure!(direct.ok(&["member", "list"]).await?.contains(&url), "no URL of a socket");
 
         let alive = refused(&dir, "second", &url).await?;
         ensure!(alive.contains(&url) && alive.contains("another process listens there"), "{alive}");

@@ -176,7 +176,7 @@ async fn cases_of(
         let mut total = total.lock();
         let excusable = !error.is::<Violation>() && total.again < AGAIN_MAX;
         if let Some(stall) = stalls.longest(began).filter(|_| excusable) {
-            report(&format!("{name} {case}: again, the machine stood still for {stall:?}"));
+            report(&format!("{name} {case} runs again, because the machine stalled for {stall:?}"));
             total.again += 1;
             queue.lock().extend(current);
             continue;

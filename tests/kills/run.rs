@@ -184,7 +184,7 @@ impl Case {
             }
         };
         let with_whom = was_over || !killed || is_of(&record, SURVIVOR);
-        ensure!(with_whom, "nobody took over, but it went on: {record}");
+        ensure!(with_whom, "the other router did not take over, but the move has settled: {record}");
         Ok(is_of(&record, SURVIVOR))
     }
 }

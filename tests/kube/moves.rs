@@ -61,7 +61,7 @@ async fn write(
     while !done.load(Relaxed) {
         let home = NAMESPACES[round % NAMESPACES.len()];
         let changes = script(&[client], home, &format!("moving{round}"), PODS_AT_ONCE).await?;
-        wrote.send(changes).await.context("somebody who follows")?;
+        wrote.send(changes).await.context("the watch that follows has ended")?;
         round += 1;
     }
     Ok(())

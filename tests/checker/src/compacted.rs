@@ -59,7 +59,7 @@ fn watch(context: &Context<'_>, asked: &Asked, view: &WatchView<'_>, report: &mu
     });
     if !in_gap {
         let message = format!(
-            "{} needs {next} and is canceled as compacted at {compacted}, which nobody compacted",
+            "{} needs {next} and is canceled as compacted at {compacted}, and no compaction or gap explains it",
             view.watch.id
         );
         report.add(Check::Compacted, message, vec![format!("{response:?}")]);
@@ -78,7 +78,7 @@ fn refused(config: &Config, asked: &Asked, operation: &Operation, report: &mut R
         }),
     };
     if !is_true {
-        let message = format!("{} is refused as compacted, and nobody compacted so far", operation.id);
+        let message = format!("{} is refused as compacted, which nothing explains", operation.id);
         report.add(Check::Compacted, message, vec![format!("{operation:?}")]);
     }
 }

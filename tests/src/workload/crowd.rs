@@ -102,7 +102,7 @@ impl Crowd {
     pub async fn enough(&self, time: Duration) -> anyhow::Result<()> {
         let before = self.recorder.amounts();
         tokio::time::sleep(time).await;
-        wait_for("clients to get on", WORK_LIMIT, || async {
+        wait_for("clients to make progress", WORK_LIMIT, || async {
             let (operations, events) = self.recorder.amounts();
             Ok((operations - before.0 >= OPERATIONS_MIN && events - before.1 >= EVENTS_MIN).then_some(()))
         })

@@ -259,7 +259,7 @@ impl WatchStream {
     fn take_manual_progress(&mut self, header: Revision) {
         let requested = self.asked.get(self.answered).copied();
         if requested.is_none() {
-            self.recorder.oddity("a manual progress that nobody asked for".to_owned());
+            self.recorder.oddity("a manual progress without a request".to_owned());
         }
         self.answered += 1;
         let speaks_for = self.live();
@@ -276,7 +276,7 @@ impl WatchStream {
         let reason = answer.cancel_reason.clone();
         let asked_for = self.watches[index].phase == Phase::Canceling;
         if !asked_for && compact_revision.0 == 0 {
-            self.recorder.oddity(format!("a watch is ended and nobody asked: {reason:?}"));
+            self.recorder.oddity(format!("the server canceled a watch without a request: {reason:?}"));
         }
         self.note(index, header, WatchBody::Canceled { compact_revision, reason });
         self.watches[index].phase = Phase::Ended;
