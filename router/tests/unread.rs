@@ -188,7 +188,7 @@ async fn f14_a_store_that_stands_still_stops_no_watch_of_what_is_not_on_it() {
     assert_eq!(first.events[0].kv.as_ref().unwrap().key, "/registry/example.com/kind0/a/0");
 }
 
-/// R17: nobody waits for a store that hangs, although its connections stand and its kernel answers.
+/// R17: no request waits for a store that hangs, although its connections stand and its kernel answers.
 #[tokio::test]
 async fn f48_calls_under_way_end_when_their_store_is_silent() {
     let endless = Endless::default();

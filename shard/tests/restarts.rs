@@ -261,7 +261,7 @@ async fn lost_power_in_mode_buffered_leaves_a_beginning_and_says_so() {
             "{number} at {written}, kept to {kept}"
         );
     }
-    // A watcher that has seen more than that is told so, rather than nothing.
+    // A watch that has seen later revisions is canceled, rather than left without events.
     let mut watcher = client.watch().await;
     watcher.send(watch_request::RequestUnion::CreateRequest(watch_prefix(PODS, last + 1))).await;
     assert!(watcher.next().await.created);
@@ -373,7 +373,7 @@ async fn f41_a_stop_in_good_order_keeps_the_kinds_of_mode_none_for_one_start() {
     let seen: Vec<i64> =
         watcher.events(3).await.iter().map(|event| event.kv.as_ref().unwrap().mod_revision).collect();
     assert!(seen.len() == 3 && seen.is_sorted() && seen[2] == last, "{seen:?}");
-    // A crash is different: what was kept over the clean stop dates from before it.
+    // A crash is different: the data of the clean stop is older than the crash.
     client.put("/registry/leases/a", "3").await;
     drop((client, watcher));
     let copy = tempfile::tempdir().unwrap();

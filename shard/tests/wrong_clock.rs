@@ -96,7 +96,7 @@ async fn f45_a_clock_that_is_not_confirmed_promises_nothing() {
         near(shard.client().await.put("/registry/pods/a", "3").await, T0 + 7 * SECOND);
         assert_eq!(shard.running.handle.refuses(), None);
         shard.stop().await;
-        // Nothing of the wrong time was kept.
+        // No revision of the wrong time remains.
         let shard = start(dir.path(), &wall, false).await;
         near(shard.client().await.put("/registry/pods/a", "4").await, T0 + 7 * SECOND);
         shard.stop().await;

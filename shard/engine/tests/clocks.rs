@@ -1,4 +1,4 @@
-//! R3, R4 and R5 under arbitrary wall clocks: several engines, driven as by a router, each with a clock that steps
+//! R3, R4 and R5 under arbitrary wall clocks. Several engines are driven as by a router. Each has a clock that steps
 //! back, jumps forward or is an hour off.
 
 mod common;
@@ -26,10 +26,11 @@ struct Shard {
     /// The distance of its wall clock from the true time, in microseconds.
     skew: i64,
     held: i64,
-    /// Its last revision, and the highest that it showed of each Kind.
+    /// The last revision of the shard, and the highest that it has shown of each Kind.
     last: Revision,
     shown: [Revision; 2],
-    /// The highest raise, in microseconds, and the number of assignments: how far it may be ahead of `held`.
+    /// The highest raise, in microseconds, and the number of assignments. They bound how far the clock may be ahead of
+    /// `held`.
     raised: i64,
     assigned: i64,
 }
@@ -103,16 +104,16 @@ impl World {
         assert!(self.seen.insert(revision), "{revision} was assigned twice");
         shard.last = revision;
         shard.assigned += 1;
-        // Above the present, and no further ahead than raises and bursts explain.
+        // The revision is above the present, and no further ahead than raises and bursts explain.
         assert!(micros(revision) >= wall.0.cast_signed());
         assert!(micros(revision) <= shard.held.max(shard.raised) + shard.assigned, "{revision} is poisoned");
-        // R4, R9: shown only when published.
+        // R4, R9: the revision is visible only when it is published.
         assert_eq!(self.current(at, of), before);
         self.shards[at].engine.publish();
         assert_eq!(self.current(at, of), revision);
     }
 
-    /// R3: a raise; refused without effect when too far above the shard's present.
+    /// R3: a raise is refused without effect when it is too far above the shard's present.
     fn raise(&mut self, at: usize, of: usize, to: Revision) -> Result<Revision, EngineError> {
         let wall = self.wall(at);
         let before = (self.current(at, 0), self.current(at, 1));
@@ -254,7 +255,7 @@ fn run(world: &mut World, step: &Step, healthy: &[usize]) {
         Step::Write(at, of, name) => world.write(at, of, name),
         Step::Raise(at, from, of, plus) => {
             let to = Revision(world.current(from, of).get().saturating_add(plus));
-            // Either is accepted; `raise` checks which.
+            // The raise may be accepted or refused; `raise` checks which of the two is right.
             let _ = world.raise(at, of, to);
         }
         Step::Read(of) => {
@@ -319,7 +320,7 @@ proptest! {
         let refused = world.read(&[0, 1, 2], 0);
         let is_refused = matches!(refused, Err(EngineError::ClockOffset { .. }));
         prop_assert!(is_refused || world.time > T0 + HOUR - 30 * SECOND, "{refused:?}");
-        // Its clock is set right: its revisions never go back, and the others reach them after the hour.
+        // The bad clock is set right. Its revisions never go back, and the other shards reach them after the hour.
         world.shards[2].skew = 0;
         world.write(2, 0, 0);
         world.time += HOUR;

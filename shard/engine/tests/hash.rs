@@ -36,7 +36,7 @@ fn equals_etcds() {
     engine.compact(MonoMillis(0), Revision(5)).expect("current");
     while engine.gc(1) {}
     assert_eq!(hash(&mut engine, 0), (244_968_164, 6, 5));
-    // Every key is deleted: nothing is kept at 8, so etcd hashes all that it still holds.
+    // Every key is deleted, so a compaction at 8 leaves no version, and etcd hashes all versions that it still has.
     write(&mut engine, delete("a"));
     write(&mut engine, delete("c"));
     assert_eq!(hash(&mut engine, 0), (1_101_635_891, 8, 5));

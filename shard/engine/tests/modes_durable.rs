@@ -188,7 +188,7 @@ fn r9_what_was_there_before_nothing_was_kept_of_a_kind_does_not_come_back() {
     assert!(!shard.there(key), "it was gone, and nobody was told that it is back");
 }
 
-/// The key was deleted while its Kind was not kept, and every trace of it was compacted.
+/// The key was deleted while its Kind had mode `none`, and every trace of it was compacted.
 #[test]
 fn r9_what_was_deleted_while_nothing_was_kept_of_a_kind_does_not_come_back() {
     use Durability::{Buffered, None};

@@ -447,7 +447,7 @@ fn a_lease_ends_where_its_keys_are_owned() {
     b.lease_end(NOW, lease).unwrap();
     b.publish();
     assert_eq!(count(&mut b, prefix(PODS), None), 0);
-    // The deletion comes back, and the home has ended the lease.
+    // The delete reaches the old owner, and the home has ended the lease.
     let back = UnitMove { term: Term(2), ..by };
     while !b.unit_track(&back, 10).unwrap().ready {}
     let tail = b.unit_feed_open(&unit, Some(last.next())).unwrap();
@@ -508,7 +508,7 @@ fn f19_a_lease_ends_at_a_home_that_gave_its_keys_away() {
     }
 }
 
-/// The same at a store that took the lease over from another home.
+/// The same holds at a store that inherited the lease from another home.
 #[test]
 fn f19_a_store_that_gave_keys_away_is_done_with_their_lease() {
     let (mut a, mut b, unit) = (shard(3), shard(4), all_pods());

@@ -1,4 +1,4 @@
-//! Moves that went wrong elsewhere, or that the model of moves found to go wrong here.
+//! Moves that went wrong in other systems, or that once went wrong here in the model of moves.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn all_pods() -> Unit {
     Unit::of_range(prefix(PODS))
 }
 
-/// These of four quarters of the pods' buckets.
+/// The unit of some quarters of the pods' buckets, which are numbered from 0 to 3.
 fn quarters(which: &[u8]) -> Unit {
     let set: BucketSet = (0..=255).filter(|bucket| which.contains(&(bucket % 4))).map(Bucket).collect();
     Unit { range: prefix(PODS), buckets: Some(UnitBuckets { prefix_len: PODS.len(), set }) }
@@ -81,7 +81,7 @@ fn switch(source: &mut Engine, target: &mut Engine, by: &UnitMove, tail: FeedId,
     last
 }
 
-/// Makes a whole move, and drops what is left behind.
+/// Makes a whole move, and drops the unit at the source.
 fn go(source: &mut Engine, target: &mut Engine, by: &UnitMove, epoch: Epoch) -> Revision {
     let tail = prepare(source, target, by);
     let last = switch(source, target, by, tail, epoch);
@@ -318,7 +318,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     let at: Vec<Revision> = (0..6).map(|i| write(&mut a, put(&key(0), &i.to_string()))).collect();
     go(&mut a, &mut b, &by, Epoch(2));
     assert!(b.range(&RangeQuery { revision: Some(at[1]), ..query(prefix(PODS)) }).is_ok());
-    // The store itself is younger than that; the unit is not.
+    // The store began after that revision, but the unit did not.
     assert_eq!(b.compact(MonoMillis(0), at[3]), Ok(None));
     while b.gc(1) {}
     for (i, at) in at.iter().enumerate() {
@@ -329,7 +329,7 @@ fn a_compaction_passes_the_floor_of_a_unit_and_of_its_hash() {
     assert_eq!(one.kvs[0].version(), 6);
     let (hash, _, floor) = b.hash_kv(None).unwrap();
     assert_eq!(floor, b.floor());
-    // In a second move, to an older store, the unit's floor is not the store's.
+    // After a second move, to an older store, the unit's floor differs from the store's.
     let mut c = shard(5, 1_000);
     go(&mut b, &mut c, &UnitMove { id: MoveId(2), ..by }, Epoch(3));
     let (_, _, floor) = c.hash_kv(None).unwrap();

@@ -19,7 +19,7 @@ const PODS: &str = "/registry/pods/";
 const A: usize = 0;
 const B: usize = 1;
 
-/// These of four quarters of the pods' buckets.
+/// The unit of some quarters of the pods' buckets, which are numbered from 0 to 3.
 fn quarters(which: &[usize]) -> Unit {
     let set: BucketSet =
         (0..=255_u8).filter(|bucket| which.contains(&usize::from(bucket % 4))).map(Bucket).collect();
@@ -268,7 +268,7 @@ fn r13_a_list_at_a_revision_is_whole_by_whatever_map_it_is_answered() {
                 }
             }
         }
-        // Only what is settled is answered.
+        // Only reads at settled revisions are answered.
         let latest = world.engines[from].range_by_map(&query(prefix(PODS)), Some(Epoch(now.0 - 1)));
         assert_eq!(refused(latest.err()), Some(now));
         world.engines[to].unit_forget(&by).expect("tracked");
@@ -369,7 +369,7 @@ fn r13_maps_that_may_be_decided_wait_and_those_before_are_answered() {
         );
     }
     let epoch = world.decide(B, &[0]);
-    // The new owner hears of it first: what the new owner has now the old one must not show as well.
+    // The new owner learns of the decision first. From then on the old one must not answer for the unit as well.
     world.engines[B].unit_open(&by, epoch).expect("opened");
     assert_eq!(refused(world.engines[A].range_by_map(&part, Some(Epoch(2))).err()), Some(Epoch::NONE));
     assert_eq!(world.list(last, Epoch(1)), Ok(want.clone()));

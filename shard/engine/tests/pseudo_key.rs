@@ -98,7 +98,7 @@ fn f44_a_store_that_gave_the_pseudo_key_away_still_answers_for_its_part_of_the_k
     let behind =
         a.owns(&[single(PSEUDO)], Some(Epoch(2))).expect_err("a map that does not know of the split");
     assert_eq!(behind.epoch, Epoch(3));
-    // In the other direction: the keeper gives away everything but the pseudo-key itself.
+    // In the other direction, the owner of the pseudo-key gives away everything else of the Kind.
     leg(&mut b, &mut a, 3, &[span(PODS, CUT)], Epoch(4));
     assert_eq!((asks(&mut a, Epoch(4)), asks(&mut b, Epoch(4))), (Ok(()), Ok(())));
 }
@@ -128,7 +128,7 @@ fn f44_only_its_owner_writes_a_pseudo_key() {
     let kvs =
         |engine: &mut Engine| engine.range_by_map(&query(single(PSEUDO)), Some(Epoch(2))).map(|a| keys(&a));
     assert_eq!((kvs(&mut a), kvs(&mut b)), (Ok(vec![]), Ok(vec![PSEUDO.to_owned()])));
-    // The keeper can still write the pseudo-key when it has none of the Kind's objects left.
+    // The owner of the pseudo-key can still write it when it has none of the Kind's objects left.
     leg(&mut a, &mut b, 2, &[span(PODS, END)], Epoch(3));
     leg(&mut b, &mut a, 3, &[span(PODS, END)], Epoch(4));
     write(&mut b, put(PSEUDO, "again"));

@@ -1,4 +1,4 @@
-//! Kept revisions (R5): what was current at them stays readable whatever is compacted, and nothing else does.
+//! Retained snapshots (R5): the versions that were current at them stay readable after any compaction, and no others.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
@@ -72,7 +72,7 @@ fn a_retained_revision_ends_when_it_is_released_or_not_renewed() {
         write(&mut engine, put("/registry/pods/a/a", "3"));
         write(&mut engine, put("/registry/pods/a/b", "4"));
         compact_all(&mut engine, MonoMillis(1));
-        // Renewed, it stays longer; for another name it is too late.
+        // The renewed snapshot stays longer. A renewal for another name comes too late.
         engine.retain(MonoMillis(900), retained, NAME, 1_000).unwrap();
         let other = engine.retain(MonoMillis(900), retained, PinId(8), 1_000);
         assert!(matches!(other, Err(EngineError::Compacted { .. })));
@@ -109,7 +109,7 @@ fn what_cannot_be_retained() {
         engine.retain(MonoMillis(0), current, PinId(100 + name), 1_000).unwrap();
     }
     assert_eq!(engine.retain(MonoMillis(0), current, NAME, 1_000), Err(EngineError::TooManyRetained));
-    // The others' time has passed.
+    // The other snapshots have expired.
     engine.retain(MonoMillis(1_000), current, NAME, 1_000).unwrap();
 }
 
@@ -154,8 +154,8 @@ fn counts_agree(engine: &mut Engine, revision: Revision, model: &BTreeMap<String
     engine.close_range(open);
 }
 
-/// Revisions are retained and let go in any order while keys are created and deleted, everything is compacted, memory is
-/// freed in slices, and units are split off. Counts at retained revisions must match reads.
+/// Revisions are retained and released in any order, while keys are created and deleted, everything is compacted, gc
+/// runs in slices, and units are split off. Counts at retained revisions must match reads.
 #[test]
 fn f01_counts_below_the_floor_are_exact() {
     for seed in 0..300 {

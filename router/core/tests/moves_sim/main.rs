@@ -29,8 +29,8 @@ pub enum Mutation {
     ReleasedReads,
     /// Stores admit calls of old terms.
     OldTermsAdmitted,
-    /// A coordinator keeps one term, instead of one for each attempt and each attempt given up: delayed calls of one
-    /// attempt meet the next.
+    /// A coordinator uses a single term, instead of one for each attempt and for each abort of an attempt. So delayed
+    /// calls of one attempt reach the next one.
     AttemptsShareATerm,
     /// An unfreeze does nothing.
     UnfreezeIgnored,

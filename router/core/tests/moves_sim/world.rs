@@ -27,7 +27,7 @@ const TROUBLE_MS: u64 = 15_000;
 const DEADLINE_MS: u64 = 1_000;
 /// The longest time that a call may take to arrive.
 const LATEST_MS: u64 = 4_000;
-/// After so long without a sign of the coordinator, another may take over.
+/// Another router may take over after this time without a sign of the coordinator.
 const LEASE_MS: u64 = 3_000;
 /// The end of the run at the latest.
 const HORIZON_MS: u64 = 120_000;

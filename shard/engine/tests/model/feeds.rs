@@ -1,4 +1,5 @@
-//! Feed clients: they get every event of their ranges once and in order, and watermarks hold.
+//! Feed clients. They receive every event of their ranges once and in order, and no event at or below a watermark comes
+//! after it.
 
 use kindred_engine::engine::{FeedId, FeedOut};
 use kindred_partition_config::{ids::Revision, key::KeyRange};
@@ -21,7 +22,7 @@ struct Feed {
     /// A watermark at or above this revision is due.
     asked: Option<Revision>,
     over: bool,
-    /// Whether it has something to send, by its wakes and last message: a server pulls only then.
+    /// Whether the feed has something to send, by its wakes and its last message. A server pulls only then.
     due: bool,
 }
 

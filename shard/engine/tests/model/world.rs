@@ -407,7 +407,7 @@ impl World {
                 assert!(wait > Some(self.mono) && wait.is_some_and(|until| until.0 < self.mono.0 + 10));
             }
             Ok(None) => {
-                // The store's beginning is not a compaction.
+                // The floor at the store's beginning is not a compaction.
                 assert!(at > self.compacted && at <= current);
                 assert_eq!(self.engine.floor(), floor.max(at));
                 self.compacted = at;
@@ -420,7 +420,7 @@ impl World {
                     *held < at && end.0 + grain > self.mono.0
                 };
                 assert!(self.holds.iter().any(held), "for something that is not released");
-                // Pins taken from now on do not delay it.
+                // Later pins do not delay the compaction.
                 self.hold(&KeyRange::everything());
                 self.hold(&pick(index));
                 assert_eq!(self.engine.compact(self.mono, at), Ok(Some(until)));

@@ -20,7 +20,7 @@ use crate::{
 
 /// What is known about the crash.
 pub struct Want {
-    /// What the logs keep of the kept Kinds, in the order of the logs.
+    /// The records of the logs that are of Kinds with logs, in the order of the logs.
     pub changes: Vec<Change>,
     /// All records that the logs keep.
     pub records: Vec<Logged>,

@@ -63,8 +63,8 @@ fn world(pods: Durability) -> World {
     World::new(RevisionMode::Hlc(Slot::new(5).expect("below 1024")), modes(1, pods))
 }
 
-/// The shard is stopped while it waits for the checkpoint from which on the Kind is kept: until then the logs do not
-/// have all of it.
+/// The shard is stopped while it waits for the checkpoint that puts the Kind's stronger mode in force. Until then the
+/// logs do not have all of the Kind.
 #[test]
 fn f40_a_kind_that_is_about_to_be_kept_is_there_after_a_stop() {
     let mut world = world(Durability::None);
@@ -76,7 +76,7 @@ fn f40_a_kind_that_is_about_to_be_kept_is_there_after_a_stop() {
     world.stop();
 }
 
-/// What the logs have of a Kind from a time when it was kept is not mistaken for what the Kind has now.
+/// Old records of a Kind, from before its mode became `none`, are not taken for its present keys.
 #[test]
 fn f40_what_was_deleted_while_a_kind_was_not_kept_does_not_come_back() {
     let mut world = world(Durability::Buffered);

@@ -106,7 +106,7 @@ pub struct World {
     walk: Option<(Walk, Vec<Logged>, usize)>,
     checkpoint: Option<Checkpoint>,
     now: WallMicros,
-    /// Whether something of a Kind that is not kept was written.
+    /// Whether a Kind of mode `none` was written.
     wrote_unkept: bool,
 }
 
@@ -322,7 +322,7 @@ impl World {
         let mut alone =
             Engine::recover(config(self.revisions), WallMicros(10), MONO, alone).expect("no clock is off");
         assert_eq!(alone.hash_kv(None).expect("current"), here);
-        // If everything is kept, everything that the engine had before the crash is here.
+        // If the crash lost no record, everything that the engine had before it is here.
         if whole && !self.wrote_unkept {
             assert_eq!(self.engine.hash_kv(None).map(|(hash, _, _)| hash), Ok(here.0));
         }
