@@ -25,6 +25,9 @@ mod state;
 mod stream;
 mod types;
 
+#[cfg(test)]
+mod tests;
+
 pub use creates::CREATE_WAIT;
 pub use outside::{Count, FeedReader, Outside, Rung};
 pub use round::ROUND_MAX;

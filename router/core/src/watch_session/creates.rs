@@ -127,10 +127,14 @@ impl<O: Outside> Session<O> {
                     continue;
                 }
             };
-            let Some(Watch { origin: Origin::Store(store), .. }) = self.watches.get(uid) else {
+            let Some(Watch { origin: Origin::Store(store), displaced, .. }) = self.watches.get(uid) else {
                 advanced += 1;
                 continue;
             };
+            // It is placed again first, and what is behind it must not be answered before it.
+            if *displaced {
+                break;
+            }
             if *only.get_or_insert(*store) != *store {
                 break;
             }
@@ -149,6 +153,34 @@ impl<O: Outside> Session<O> {
         for uid in sending {
             self.send_create(uid, store);
         }
+    }
+
+    /// The create of this watch will be sent once more, because its keys are moving. Stores may still answer those that
+    /// were sent behind it; so that these are not answered before it, they are sent once more, too.
+    pub(super) fn send_again_behind(&mut self, uid: i64) {
+        let is_of = |due: &Due| match due {
+            Due::Store { uid: due, .. } | Due::Feed { uid: due, .. } => *due == uid,
+            Due::Answer(_) => false,
+        };
+        let Some(at) = self.creates.iter().position(is_of) else { return };
+        let mut again = Vec::new();
+        for due in self.creates.iter_mut().skip(at + 1) {
+            if let Due::Store { uid, sent, .. } = due
+                && std::mem::take(sent)
+            {
+                again.push(*uid);
+            }
+        }
+        for uid in again {
+            let Some(watch) = self.watches.get_mut(&uid) else { continue };
+            let (origin, old) = (watch.origin, watch.upstream_id(uid));
+            // What its store says of it until then is not heard.
+            watch.places = watch.places.wrapping_add(1);
+            if let Origin::Store(store) = origin {
+                self.send(store, message::cancel(old));
+            }
+        }
+        self.creates_changed();
     }
 
     /// Removes the first create.

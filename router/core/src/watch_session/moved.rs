@@ -38,6 +38,7 @@ impl<O: Outside> Session<O> {
             watch.live = false;
             watch.displaced = true;
         }
+        self.send_again_behind(uid);
         self.place_soon();
         self.watches_changed();
     }
@@ -206,7 +207,7 @@ impl<O: Outside> Session<O> {
         if let Some(due) = self.creates.iter_mut().find(of) {
             *due = again;
         }
-        self.creates_changed();
+        self.send_again_behind(uid);
     }
 
     /// Closes the upstream streams, and leaves the feeds, that have no watch.
