@@ -15,7 +15,7 @@ mod supervise;
 use std::{fs, net::SocketAddr, path::Path};
 
 use anyhow::{Context, bail};
-use kindred_partition_config::{model::KindredConfig, parse, state::ClusterState};
+use kindred_partition_config::{errors::Errors, model::KindredConfig, parse, state::ClusterState};
 use kindred_router::meta::{self, cache};
 use kindred_transport::{admin::AdminArgs, auto_tls, private, who};
 
@@ -110,8 +110,7 @@ fn check_flags(args: &UpArgs, config: &KindredConfig, plan: &Plan) -> anyhow::Re
     if errors.is_empty() {
         return Ok(());
     }
-    let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
-    bail!("{} error(s) in the flags of the processes\n{}", lines.len(), lines.join("\n"))
+    bail!("{} error(s) in the flags of the processes{errors}", errors.len())
 }
 
 fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
@@ -124,8 +123,8 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     if let Err(errors) =
         kindred_partition_config::validate::validate(&layout::with_endpoints(&config, &listens, false))
     {
-        let lines: Vec<String> = errors.iter().map(|error| format!("  {error}")).collect();
-        bail!("--config {}: {} error(s)\n{}", path.display(), lines.len(), lines.join("\n"));
+        let errors = Errors::from_iter(errors);
+        bail!("--config {}: {} error(s){errors}", path.display(), errors.len());
     }
     Ok(config)
 }

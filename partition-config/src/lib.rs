@@ -2,6 +2,7 @@
 //! runtime or gRPC.
 
 pub mod duration;
+pub mod errors;
 pub mod ids;
 pub mod key;
 pub mod kind;

@@ -17,7 +17,7 @@ use crate::{
     map::{PartitionMap, StoreIdx},
     model::{DataPartitionConfig, KindredConfig, StoreConfig, StoreType},
     transfers::{self, Transfer, TransferError},
-    validate::{self, Errors, FieldError, Input, KindSettings},
+    validate::{self, FieldError, FieldErrors, Input, KindSettings},
 };
 
 mod configs;
@@ -220,7 +220,7 @@ impl ClusterState {
 
     /// The default store, the settings and the map that the configs ask for. Rings are built on the map in use.
     fn placed(&self) -> Result<(StoreIdx, Vec<KindSettings>, PartitionMap), Vec<FieldError>> {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let scheme = self.scheme();
         let stores: Vec<StoreConfig> = self.stores.iter().map(StoreObject::config).collect();
         let with_state = |state| self.stores.iter().filter(move |store| store.state == state);
@@ -245,7 +245,7 @@ impl ClusterState {
         };
         match (validate::place(&input, default, &mut errors), default) {
             (Some((map, kinds)), Some(default)) => Ok((default, kinds, map)),
-            _ => Err(errors.0),
+            _ => Err(errors.into()),
         }
     }
 
@@ -254,13 +254,7 @@ impl ClusterState {
         let (_, _, wanted) = next.placed()?;
         let desired =
             transfers::grafted(&self.map, &wanted, &touched.kinds, touched.rest).map_err(|error| {
-                let mut errors = Errors::default();
-                errors.add(
-                    "map",
-                    error.to_string(),
-                    "report this: the map of a valid configuration is valid",
-                );
-                errors.0
+                refused("map", error.to_string(), "report this: the map of a valid configuration is valid")
             })?;
         next.revision = self.revision + 1;
         let transfers = transfers::transfers(&self.map, &desired);
@@ -281,11 +275,11 @@ impl ClusterState {
     /// revisions that another store assigned. A Kind can leave a stock etcd only as a whole and to a single shard,
     /// because from then on one shard must assign its revisions.
     fn all_movable(&self, transfers: &[Transfer]) -> Result<(), Vec<FieldError>> {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let mut add = |store: StoreIdx, message: &str, what_to_do: &str| {
             let path = self.stores.get(usize::from(store.0)).map(|store| store_path(&store.name));
             let path = path.unwrap_or_else(|| store.to_string());
-            if !errors.0.iter().any(|error| error.path == path) {
+            if !errors.iter().any(|error| error.path == path) {
                 errors.add(path, message, what_to_do);
             }
         };
@@ -322,7 +316,7 @@ impl ClusterState {
                 ),
             );
         }
-        if errors.0.is_empty() { Ok(()) } else { Err(errors.0) }
+        errors.into_result(())
     }
 
     /// The lowest slot that no store has ever had (R1).
@@ -352,9 +346,7 @@ fn refused(
     message: impl Into<String>,
     what_to_do: impl Into<String>,
 ) -> Vec<FieldError> {
-    let mut errors = Errors::default();
-    errors.add(path, message, what_to_do);
-    errors.0
+    vec![FieldError { path: path.into(), message: message.into(), what_to_do: what_to_do.into() }]
 }
 
 #[cfg(test)]

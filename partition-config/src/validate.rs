@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    errors::Errors,
     ids::{Epoch, Slot, StoreName},
     key::{Key, KeyRange},
     kind::{KindPrefix, KindScheme},
@@ -58,17 +59,16 @@ pub struct KindSettings {
     pub durability: Option<Durability>,
 }
 
-#[derive(Default)]
-pub(crate) struct Errors(pub(crate) Vec<FieldError>);
+pub type FieldErrors = Errors<FieldError>;
 
-impl Errors {
-    pub(crate) fn add(
+impl FieldErrors {
+    pub fn add(
         &mut self,
         path: impl Into<String>,
         message: impl Into<String>,
         what_to_do: impl Into<String>,
     ) {
-        self.0.push(FieldError { path: path.into(), message: message.into(), what_to_do: what_to_do.into() });
+        self.push(FieldError { path: path.into(), message: message.into(), what_to_do: what_to_do.into() });
     }
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Input<'c> {
 /// # Errors
 /// Every error in the configuration.
 pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     let scheme = KindScheme::new(&config.etcd_prefix);
     let names = stores(&config.stores, |i| format!("stores[{i}]"), &mut errors);
     let default = names.get(&config.default).copied();
@@ -118,7 +118,7 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
         (Some((map, kinds)), Some(default)) => {
             Ok(Validated { scheme, stores: config.stores.clone(), default, map, kinds })
         }
-        _ => Err(errors.0),
+        _ => Err(errors.into()),
     }
 }
 
@@ -127,7 +127,7 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
 pub(crate) fn place(
     input: &Input<'_>,
     default: Option<StoreIdx>,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> Option<(PartitionMap, Vec<KindSettings>)> {
     let kinds = ranges(input, errors);
     let settings: Vec<_> =
@@ -136,7 +136,7 @@ pub(crate) fn place(
         placement::joins_no_etcd(kind, ranges, input.stores, input.scheme, errors);
         placement::asks_no_etcd(ranges, input.stores, errors);
     }
-    let (Some(default), true) = (default, errors.0.is_empty()) else { return None };
+    let (Some(default), true) = (default, errors.is_empty()) else { return None };
     let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();
     match PartitionMap::filled(partitions, default, Epoch(1)) {
         Ok(map) => Some((map, settings)),
@@ -150,7 +150,7 @@ pub(crate) fn place(
 
 /// Refuses `historyMax`, which earlier versions accepted and ignored: a store keeps one history for all of its
 /// Kinds.
-pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut Errors) {
+pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut FieldErrors) {
     if config.history_max.is_some() {
         let message = "no store keeps the history of a Kind by itself, so this would not be done";
         let what_to_do =
@@ -163,7 +163,7 @@ pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &
 pub(crate) fn stores(
     stores: &[StoreConfig],
     path: impl Fn(usize) -> String,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> HashMap<StoreName, StoreIdx> {
     let mut names = HashMap::new();
     let mut slots: HashMap<u32, &StoreName> = HashMap::new();
@@ -210,7 +210,7 @@ fn unix_path(endpoint: &str) -> Option<&str> {
     Some(path.strip_prefix("//").unwrap_or(path))
 }
 
-fn unix_endpoint(endpoint: &str, socket: &str, path: String, errors: &mut Errors) {
+fn unix_endpoint(endpoint: &str, socket: &str, path: String, errors: &mut FieldErrors) {
     if socket.is_empty() {
         let message = format!("{endpoint:?} names no socket");
         errors.add(path, message, "write such as unix:///run/kindred/pods.sock");
@@ -227,7 +227,7 @@ fn slot<'s>(
     store: &'s StoreConfig,
     path: &str,
     slots: &mut HashMap<u32, &'s StoreName>,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) {
     let path = format!("{path}.slot");
     let free = format!("choose a number from 1 to {} that no store ever had", Slot::MAX);
@@ -253,7 +253,7 @@ fn is_store_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-fn unknown_store(path: String, name: &StoreName, draining: &[StoreName], errors: &mut Errors) {
+fn unknown_store(path: String, name: &StoreName, draining: &[StoreName], errors: &mut FieldErrors) {
     if draining.contains(name) {
         errors.add(path, format!("store {:?} is being drained", name.0), "name another one");
         return;
@@ -277,7 +277,7 @@ struct Range<'c> {
 }
 
 /// Checks each partition on its own, and sorts the valid ranges by Kind and start.
-fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
+fn ranges<'c>(input: &Input<'c>, errors: &mut FieldErrors) -> BTreeMap<KindPrefix, Vec<Range<'c>>> {
     let mut kinds: BTreeMap<KindPrefix, Vec<Range<'c>>> = BTreeMap::new();
     let mut objects: HashMap<&str, &String> = HashMap::new();
     for (config, path) in input.partitions.iter().zip(input.paths) {
@@ -296,7 +296,7 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
             );
         }
         // These errors are reported last, but a ring's table depends on the range.
-        let mut of_range = Errors::default();
+        let mut of_range = FieldErrors::default();
         let range = range_of(config, path, input.scheme, &mut of_range);
         let placed = placement::of(config, path, input, range.as_ref(), errors);
         let durability =
@@ -304,7 +304,7 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut Errors) -> BTreeMap<KindPrefix, Ve
                 errors.add(format!("{path}.durability"), message, "write none, buffered or fsync");
                 None
             });
-        errors.0.append(&mut of_range.0);
+        errors.extend(of_range);
         let Some((kind, start, end)) = range else { continue };
         let path = path.clone();
         // Errors of the stores are already reported. The range still counts for overlaps and gaps.
@@ -325,7 +325,7 @@ fn range_of(
     config: &DataPartitionConfig,
     path: &str,
     scheme: &KindScheme,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> Option<KindRange> {
     match scheme.resolve(&config.resource) {
         Ok(kind) => {
@@ -345,9 +345,9 @@ fn bounds(
     kind: &KindPrefix,
     config: &DataPartitionConfig,
     path: &str,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> Option<(Key, Option<Key>)> {
-    let before = errors.0.len();
+    let before = errors.len();
     let fields = [
         ("rangeStart", &config.range_start, "isRangeStartValid", config.is_range_start_valid),
         ("rangeEnd", &config.range_end, "isRangeEndValid", config.is_range_end_valid),
@@ -376,7 +376,7 @@ fn bounds(
         let message = format!("the range from {:?} to {:?} is empty", config.range_start, config.range_end);
         errors.add(format!("{path}.rangeEnd"), message, "let rangeEnd be above rangeStart");
     }
-    (errors.0.len() == before).then_some((start, end))
+    (errors.len() == before).then_some((start, end))
 }
 
 /// Checks that a Kind's ranges cover it without overlap and agree on the Kind's settings.
@@ -384,7 +384,7 @@ fn whole_kind(
     kind: &KindPrefix,
     ranges: &[Range<'_>],
     scheme: &KindScheme,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> KindSettings {
     let name = scheme.name_of(kind);
     let text = |key: &Key| String::from_utf8_lossy(&key[kind.as_key().len()..]).into_owned();

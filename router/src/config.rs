@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kindred_partition_config::duration::parse_duration;
+use kindred_partition_config::errors::Errors;
 use kindred_partition_config::ids::{ClusterId, Lineage, Slot, StoreName, parse_cluster_id};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
@@ -165,30 +166,15 @@ pub struct Settings {
 
 /// All errors in the flags and in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors(pub Vec<String>);
+pub struct ConfigErrors(pub Errors<String>);
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the configuration has {} error(s):", self.0.len())?;
-        self.0.iter().try_for_each(|error| write!(f, "\n  {error}"))
+        write!(f, "the configuration has {} error(s):{}", self.0.len(), self.0)
     }
 }
 
 impl std::error::Error for ConfigErrors {}
-
-/// Collects errors, so that all are reported.
-#[derive(Default)]
-struct Errors(Vec<String>);
-
-impl Errors {
-    fn keep<T, E: fmt::Display>(&mut self, result: Result<T, E>) -> Option<T> {
-        result.map_err(|error| self.0.push(error.to_string())).ok()
-    }
-
-    fn add(&mut self, error: impl Into<String>) {
-        self.0.push(error.into());
-    }
-}
 
 impl Args {
     /// Validates flags and file.
@@ -200,12 +186,12 @@ impl Args {
         let listen: Vec<ListenAddr> = parts(&self.listen)
             .filter_map(|address| errors.keep(ListenAddr::parse_field("--listen", address)))
             .collect();
-        if listen.is_empty() && errors.0.is_empty() {
-            errors.add("--listen: no address; give one such as 127.0.0.1:2379");
+        if listen.is_empty() && errors.is_empty() {
+            errors.push("--listen: no address; give one such as 127.0.0.1:2379");
         }
         let admin = errors.keep(ListenAddr::parse_field("--admin", &self.admin));
         if self.threads == 0 {
-            errors.add("--threads: 0 threads cannot run; give 1 or more");
+            errors.push("--threads: 0 threads cannot run; give 1 or more");
         }
         let tls = errors.keep(self.tls.load());
         let store_tls = errors.keep(self.store_tls.load());
@@ -216,7 +202,7 @@ impl Args {
             .file(&mut errors)
             .and_then(|config| Some((placed(&config, meta.is_some(), &mut errors)?, config)));
         if let (true, Some(admin), Some(tls), Some(store_tls), Some(((stores, default, routes), config))) =
-            (errors.0.is_empty(), admin, tls, store_tls, stores)
+            (errors.is_empty(), admin, tls, store_tls, stores)
         {
             return Ok(Settings {
                 listen,
@@ -257,15 +243,15 @@ impl Args {
                 network: Network::System,
             });
         }
-        Err(ConfigErrors(errors.0))
+        Err(ConfigErrors(errors))
     }
 
-    fn meta_settings(&self, errors: &mut Errors) -> Option<MetaSettings> {
+    fn meta_settings(&self, errors: &mut Errors<String>) -> Option<MetaSettings> {
         let urls = self.meta.as_deref()?;
         let endpoints: Vec<_> =
             parts(urls).filter_map(|url| errors.keep(Endpoint::parse_field("--meta", url))).collect();
         if endpoints.is_empty() {
-            errors.add("--meta: no address; give one such as http://127.0.0.1:2390");
+            errors.push("--meta: no address; give one such as http://127.0.0.1:2390");
         }
         let addresses = self.stores.iter().filter_map(|flag| flag.split_once('='));
         let addresses = addresses
@@ -284,7 +270,7 @@ impl Args {
     }
 
     /// The configuration from the file or the embedded default, overridden by flags.
-    fn file(&self, errors: &mut Errors) -> Option<KindredConfig> {
+    fn file(&self, errors: &mut Errors<String>) -> Option<KindredConfig> {
         let named = |error: &dyn fmt::Display| match &self.config {
             Some(path) => format!("--config {}: {error}", path.display()),
             None => format!("default configuration: {error}"),
@@ -299,7 +285,7 @@ impl Args {
         }
         for flag in &self.stores {
             let Some((name, urls)) = flag.split_once('=') else {
-                errors.add(format!("--store {flag:?}: no `=`; write NAME=URL"));
+                errors.push(format!("--store {flag:?}: no `=`; write NAME=URL"));
                 continue;
             };
             match config.stores.iter_mut().find(|store| store.name.0 == name) {
@@ -308,7 +294,7 @@ impl Args {
                 None if self.meta.is_some() => {}
                 None => {
                     let known: Vec<_> = config.stores.iter().map(|store| store.name.0.as_str()).collect();
-                    errors.add(format!(
+                    errors.push(format!(
                         "--store {flag:?}: no store {name:?} in the configuration; it has {}",
                         known.join(", ")
                     ));
@@ -329,12 +315,12 @@ fn parts(list: &str) -> impl Iterator<Item = &str> {
 fn placed(
     config: &KindredConfig,
     meta: bool,
-    errors: &mut Errors,
+    errors: &mut Errors<String>,
 ) -> Option<(Vec<StoreSpec>, StoreIx, Routes)> {
     let validated = match validate(config) {
         Ok(validated) => validated,
         Err(wrong) => {
-            wrong.iter().for_each(|error| errors.add(error.to_string()));
+            errors.extend(wrong.iter().map(ToString::to_string));
             return None;
         }
     };
@@ -343,7 +329,7 @@ fn placed(
         let field = format!("stores[{i}].endpoints");
         if store.endpoints.is_empty() && !meta {
             let name = &store.name;
-            errors.add(format!("{field}: store {name} has no address; add one, or give --store {name}=URL"));
+            errors.push(format!("{field}: store {name} has no address; add one, or give --store {name}=URL"));
         }
         let endpoints = store.endpoints.iter();
         let endpoints = endpoints.filter_map(|url| errors.keep(Endpoint::parse_field(&field, url))).collect();

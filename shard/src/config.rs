@@ -4,6 +4,7 @@ use std::{fmt, net::SocketAddr, path::PathBuf, time::Duration};
 
 use kindred_partition_config::{
     duration::parse_duration,
+    errors::Errors,
     ids::{Slot, parse_cluster_id},
     kind::{DEFAULT_ETCD_PREFIX, KindScheme},
 };
@@ -216,37 +217,30 @@ pub struct FieldError {
     pub problem: String,
 }
 
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.problem)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigErrors(pub Vec<FieldError>);
+pub struct ConfigErrors(pub Errors<FieldError>);
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the configuration cannot be used:")?;
-        for FieldError { field, problem } in &self.0 {
-            write!(f, "\n  {field}: {problem}")?;
-        }
-        Ok(())
+        write!(f, "the configuration cannot be used:{}", self.0)
     }
 }
 
 impl std::error::Error for ConfigErrors {}
 
-/// Collects errors while settings are read.
-#[derive(Default)]
-struct Errors(Vec<FieldError>);
+fn wrong(field: &str, problem: impl fmt::Display) -> FieldError {
+    FieldError { field: field.to_owned(), problem: problem.to_string() }
+}
 
-impl Errors {
-    fn add(&mut self, field: &str, problem: impl fmt::Display) {
-        self.0.push(FieldError { field: field.to_owned(), problem: problem.to_string() });
-    }
-
-    /// The value or, after noting the error, a stand-in that is never used.
-    fn or<T, E: fmt::Display>(&mut self, field: &str, value: Result<T, E>, stand_in: T) -> T {
-        value.unwrap_or_else(|error| {
-            self.add(field, error);
-            stand_in
-        })
-    }
+/// Adds the name of the field to the error of its value.
+fn in_field<T>(field: &str, value: Result<T, impl fmt::Display>) -> Result<T, FieldError> {
+    value.map_err(|problem| wrong(field, problem))
 }
 
 impl Settings {
@@ -261,13 +255,13 @@ impl Settings {
             None => options,
             Some(Ok(file)) => options.or(file),
             Some(Err(problem)) => {
-                errors.add("config", problem);
+                errors.push(wrong("config", problem));
                 options
             }
         };
         match options.check(tls, admin, &mut errors) {
-            Some(settings) if errors.0.is_empty() => Ok(settings),
-            Some(_) | None => Err(ConfigErrors(errors.0)),
+            Some(settings) if errors.is_empty() => Ok(settings),
+            Some(_) | None => Err(ConfigErrors(errors)),
         }
     }
 }
@@ -312,26 +306,33 @@ impl Options {
     }
 
     /// How the shard recognizes its routers.
-    fn routers(&self, tls: &ServerTlsArgs, errors: &mut Errors) -> Routers {
+    fn routers(&self, tls: &ServerTlsArgs, errors: &mut Errors<FieldError>) -> Routers {
         let read = |path: &PathBuf| Secret::read("--cluster-secret-file", path).map(Some);
         let secret = self.cluster_secret_file.as_ref().map_or(Ok(None), read);
         let names: Vec<_> =
             self.router_names.as_deref().map(list).into_iter().flatten().map(str::to_owned).collect();
         if !names.is_empty() && tls.trusted_ca_file.is_none() {
-            errors.add(
+            errors.push(wrong(
                 "router-names",
                 "certificates are shown only with --cert-file, --key-file and --trusted-ca-file",
-            );
+            ));
         }
-        Routers::new(errors.or("cluster-secret-file", secret, None), names)
+        Routers::new(errors.or(in_field("cluster-secret-file", secret), None), names)
     }
 
     /// Checks and converts the settings. `None` is returned only together with an error.
-    fn check(self, tls: ServerTlsArgs, admin: AdminArgs, errors: &mut Errors) -> Option<Settings> {
-        let slot = Slot::try_from(self.slot.unwrap_or(1)).map_err(|problem| errors.add("slot", problem)).ok();
+    fn check(
+        self,
+        tls: ServerTlsArgs,
+        admin: AdminArgs,
+        errors: &mut Errors<FieldError>,
+    ) -> Option<Settings> {
+        let slot = Slot::try_from(self.slot.unwrap_or(1))
+            .map_err(|problem| errors.push(wrong("slot", problem)))
+            .ok();
         let stand_in = || ListenAddr::tcp(SocketAddr::from(([127, 0, 0, 1], 0)));
         let listen = list(self.listen.as_deref().unwrap_or("127.0.0.1:2379"))
-            .map(|text| errors.or("listen", text.parse(), stand_in()))
+            .map(|text| errors.or(in_field("listen", text.parse()), stand_in()))
             .collect();
         let advertise: Vec<String> = self
             .advertise_client_urls
@@ -343,24 +344,32 @@ impl Options {
             .collect();
         for url in &advertise {
             if !["http://", "https://", "unix:", "unixs:"].iter().any(|scheme| url.starts_with(scheme)) {
-                errors.add("advertise-client-urls", format!("{url:?} is not a URL; write http://HOST:PORT"));
+                errors.push(wrong(
+                    "advertise-client-urls",
+                    format!("{url:?} is not a URL; write http://HOST:PORT"),
+                ));
             }
         }
         let routers = self.routers(&tls, errors);
         let admin_listen = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
         let interval =
             self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), parse_duration);
-        let interval = errors.or("watch-progress-notify-interval", interval, Duration::from_secs(5));
+        let interval =
+            errors.or(in_field("watch-progress-notify-interval", interval), Duration::from_secs(5));
         let offset = self.wall_clock_offset.as_deref().map_or(Ok(0), signed_micros);
-        let revisions = errors.or("revisions", revisions(self.revisions.as_deref()), Revisions::Hlc);
+        let revisions =
+            errors.or(in_field("revisions", revisions(self.revisions.as_deref())), Revisions::Hlc);
         if self.in_cluster && revisions == Revisions::Dense {
-            errors.add("in-cluster", "dense revisions are for a shard alone; leave out --revisions dense");
+            errors.push(wrong(
+                "in-cluster",
+                "dense revisions are for a shard alone; leave out --revisions dense",
+            ));
         }
         let history_age_max = history_age_max(self.history_max_age.as_deref(), self.in_cluster, revisions);
         let bytes = self.max_request_bytes.unwrap_or(1_572_864);
         // The length of a gRPC message has 32 bits.
         if !(1024..=(1 << 31)).contains(&bytes) {
-            errors.add("max-request-bytes", "write between 1024 and 2147483648");
+            errors.push(wrong("max-request-bytes", "write between 1024 and 2147483648"));
         }
         for (field, zero) in [
             ("max-txn-ops", self.max_txn_ops == Some(0)),
@@ -369,38 +378,37 @@ impl Options {
             ("memory-shared-by", self.memory_shared_by == Some(0)),
         ] {
             if zero {
-                errors.add(field, "write 1 or more");
+                errors.push(wrong(field, "write 1 or more"));
             }
         }
         let prefix = self.etcd_prefix.clone().unwrap_or_else(|| DEFAULT_ETCD_PREFIX.to_owned());
         if !prefix.starts_with('/') {
-            errors.add("etcd-prefix", format!("{prefix:?} does not begin with a slash"));
+            errors.push(wrong("etcd-prefix", format!("{prefix:?} does not begin with a slash")));
         }
         let durability = durability::check(&self, &KindScheme::new(&prefix), revisions, errors);
         Some(Settings {
             name: self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| "default".to_owned()),
             listen,
             advertise_client_urls: advertise,
-            admin_listen: errors.or("admin-listen", admin_listen, stand_in()),
+            admin_listen: errors.or(in_field("admin-listen", admin_listen), stand_in()),
             data_dir: self.data_dir,
             durability,
             revisions,
             cluster_id: errors.or(
-                "cluster-id",
-                self.cluster_id.as_deref().map(parse_cluster_id).transpose(),
+                in_field("cluster-id", self.cluster_id.as_deref().map(parse_cluster_id).transpose()),
                 None,
             ),
             in_cluster: self.in_cluster,
             routers,
             insecure_listen: self.insecure_listen,
-            wall_clock_offset_micros: errors.or("wall-clock-offset", offset, 0),
+            wall_clock_offset_micros: errors.or(in_field("wall-clock-offset", offset), 0),
             etcd_prefix: prefix,
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),
             txn_ops_max: self.max_txn_ops.unwrap_or(128) as usize,
             streams_max: self.max_concurrent_streams.unwrap_or(1 << 20),
             // etcd has the same minimum.
             progress_interval: interval.max(Duration::from_millis(100)),
-            history_age_max: errors.or("history-max-age", history_age_max, None),
+            history_age_max: errors.or(in_field("history-max-age", history_age_max), None),
             quota_bytes: self.quota_backend_bytes,
             memory_shared_by: self.memory_shared_by.unwrap_or(1),
             starting: Starting::default(),

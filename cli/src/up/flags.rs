@@ -3,6 +3,7 @@
 //! so that none can be forgotten.
 
 use clap::{ArgAction, Args as _, Command};
+use kindred_partition_config::errors::Errors;
 use kindred_partition_config::model::{Flags, UpConfig};
 use serde_json::Value;
 
@@ -121,8 +122,8 @@ impl Process {
 ///
 /// # Errors
 /// Every error, with its field.
-fn words(field: &str, process: Process, flags: &Flags) -> Result<Vec<String>, Vec<String>> {
-    let (mut words, mut errors) = (Vec::new(), Vec::new());
+fn words(field: &str, process: Process, flags: &Flags) -> Result<Vec<String>, Errors<String>> {
+    let (mut words, mut errors) = (Vec::new(), Errors::<String>::default());
     let command = process.command();
     for (name, value) in flags {
         let field = format!("{field}.{name}");
@@ -180,7 +181,7 @@ fn of_store(section: &UpConfig, name: &str) -> Flags {
 ///
 /// # Errors
 /// Those that [`check`] reports.
-pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Vec<String>> {
+pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Errors<String>> {
     let field =
         if section.stores.contains_key(name) { format!("up.stores.{name}") } else { "up.shard".to_owned() };
     words(&field, Process::Shard, &of_store(section, name))
@@ -190,7 +191,7 @@ pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Vec<Strin
 ///
 /// # Errors
 /// Those that [`check`] reports.
-pub fn of_meta(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
+pub fn of_meta(section: &UpConfig) -> Result<Vec<String>, Errors<String>> {
     words("up.meta", Process::Meta, &section.meta)
 }
 
@@ -198,14 +199,14 @@ pub fn of_meta(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
 ///
 /// # Errors
 /// Those that [`check`] reports.
-pub fn of_router(section: &UpConfig) -> Result<Vec<String>, Vec<String>> {
+pub fn of_router(section: &UpConfig) -> Result<Vec<String>, Errors<String>> {
     words("up.router", Process::Router, &section.router)
 }
 
 /// All errors in the names of a section; `stores` are the local ones.
 #[must_use]
-pub fn check(section: &UpConfig, stores: &[String]) -> Vec<String> {
-    let mut errors = Vec::new();
+pub fn check(section: &UpConfig, stores: &[String]) -> Errors<String> {
+    let mut errors = Errors::default();
     for (field, process, flags) in [
         ("up.shard", Process::Shard, &section.shard),
         ("up.meta", Process::Meta, &section.meta),
@@ -323,7 +324,7 @@ mod tests {
              stores: {pods: {durability: buffered, accept-data-loss: true}, nodes: {accept-data-loss: false}}\n\
              meta: {accept-data-loss: true}\nrouter: {revision-scope: global, reverse-window: 60}\n",
         );
-        assert_eq!(check(&section, &["pods".to_owned(), "nodes".to_owned()]), Vec::<String>::new());
+        assert_eq!(check(&section, &["pods".to_owned(), "nodes".to_owned()]), Errors::default());
         let others = ["--durability=fsync", "--durability-of=events=none,leases=none", "--max-txn-ops=256"];
         assert_eq!(of_shard(&section, "events").unwrap(), others);
         assert_eq!(of_shard(&section, "nodes").unwrap(), others);

@@ -5,7 +5,7 @@ use crate::{
     ids::StoreName,
     kind::KindPrefix,
     model::{DataPartitionConfig, Metadata},
-    validate::{Errors, FieldError, no_history_max},
+    validate::{FieldError, FieldErrors, no_history_max},
 };
 
 /// A change of one config, or the replacement of all.
@@ -32,7 +32,7 @@ impl ClusterState {
     /// # Errors
     /// Every error in the objects, in the changes, or in the resulting configuration.
     pub fn apply_configs(&self, changes: &[ConfigChange]) -> Result<Change, Vec<FieldError>> {
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let mut next = self.clone();
         for change in changes {
             match change {
@@ -59,11 +59,10 @@ impl ClusterState {
             }
         }
         match self.configured(next) {
-            Ok(change) if errors.0.is_empty() => Ok(change),
-            Ok(_) => Err(errors.0),
+            Ok(change) => errors.into_result(change),
             Err(more) => {
-                errors.0.extend(more);
-                Err(errors.0)
+                errors.extend(more);
+                Err(errors.into())
             }
         }
     }
@@ -198,7 +197,7 @@ impl ClusterState {
         self.change_to(next, &touched)
     }
 
-    fn create(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
+    fn create(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut FieldErrors) {
         let path = config_path(&config.metadata.name);
         no_history_max(config, &path, errors);
         if next.config(&config.metadata.name).is_some() {
@@ -221,7 +220,7 @@ impl ClusterState {
         next.configs.push(config.clone());
     }
 
-    fn update(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut Errors) {
+    fn update(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut FieldErrors) {
         let version = config.metadata.resource_version.as_deref();
         no_history_max(config, &config_path(&config.metadata.name), errors);
         if let Some(at) = self.found(next, &config.metadata.name, version, errors) {
@@ -230,7 +229,13 @@ impl ClusterState {
     }
 
     /// The index of a config, if it exists and has the expected version; otherwise adds an error.
-    fn found(&self, next: &Self, name: &str, version: Option<&str>, errors: &mut Errors) -> Option<usize> {
+    fn found(
+        &self,
+        next: &Self,
+        name: &str,
+        version: Option<&str>,
+        errors: &mut FieldErrors,
+    ) -> Option<usize> {
         let path = config_path(name);
         let Some(at) = next.configs.iter().position(|config| config.metadata.name == name) else {
             errors.add(path, "there is no such object", "create it, or correct the name");

@@ -10,7 +10,7 @@ use crate::{
     kind::KindPrefix,
     map::StoreIdx,
     model::Durability,
-    validate::{Errors, FieldError, KindSettings, Validated},
+    validate::{FieldError, FieldErrors, KindSettings, Validated},
 };
 
 impl ClusterState {
@@ -22,11 +22,10 @@ impl ClusterState {
     pub fn validated(&self) -> Result<Validated, Vec<FieldError>> {
         let mut errors = self.lost_owners();
         match self.placed() {
-            Ok((default, kinds, _)) if errors.is_empty() => Ok(self.used(default, kinds)),
-            Ok(_) => Err(errors),
+            Ok((default, kinds, _)) => errors.into_result(self.used(default, kinds)),
             Err(more) => {
                 errors.extend(more);
-                Err(errors)
+                Err(errors.into())
             }
         }
     }
@@ -65,8 +64,8 @@ impl ClusterState {
     }
 
     /// An error for each removed store that still owns keys in the map.
-    fn lost_owners(&self) -> Vec<FieldError> {
-        let mut errors = Errors::default();
+    fn lost_owners(&self) -> FieldErrors {
+        let mut errors = FieldErrors::default();
         for (at, store) in self.stores.iter().enumerate() {
             let owns = |store: &StoreIdx| usize::from(store.0) == at;
             let removed = store.state == StoreState::Removed;
@@ -78,7 +77,7 @@ impl ClusterState {
                 errors.add(store_path(&store.name), message, what_to_do);
             }
         }
-        errors.0
+        errors
     }
 
     /// The settings of each Kind, from the configs that can be parsed.

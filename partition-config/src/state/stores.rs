@@ -11,7 +11,7 @@ use crate::{
     map::StoreIdx,
     model::{DataPartitionConfig, Durability, StoreConfig, StoreType},
     transfers,
-    validate::{self, Errors, FieldError},
+    validate::{self, FieldError, FieldErrors},
 };
 
 /// A store; Arktos calls it a service group.
@@ -101,7 +101,7 @@ impl ClusterState {
     /// Every error in its name, slot and endpoints.
     pub fn add_store(&self, mut store: StoreConfig) -> Result<(Self, StoreIdx), Vec<FieldError>> {
         let path = store_path(&store.name);
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         if store.store_type == StoreType::Shard && store.slot.is_none() {
             store.slot = self.free_slot().map(u32::from);
             if store.slot.is_none() {
@@ -111,7 +111,7 @@ impl ClusterState {
                     message,
                     "slots are not used again: use the stores that are there, or restore a backup into a new cluster",
                 );
-                return Err(errors.0);
+                return Err(errors.into());
             }
         }
         let place = match u16::try_from(self.stores.len()) {
@@ -133,8 +133,8 @@ impl ClusterState {
             let message = format!("the slot was the slot of store {:?}, which is removed", other.name.0);
             errors.add(format!("{path}.slot"), message, "leave the slot out, and a free one is given");
         }
-        if !errors.0.is_empty() {
-            return Err(errors.0);
+        if !errors.is_empty() {
+            return Err(errors.into());
         }
         let mut next = self.clone();
         next.revision += 1;
@@ -213,13 +213,13 @@ impl ClusterState {
     /// When there is no such store, or an endpoint is invalid.
     pub fn readdress_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let config = StoreConfig { endpoints: endpoints.clone(), ..object.config() };
         validate::stores(&[config], |_| store_path(name), &mut errors);
-        if errors.0.is_empty() {
+        if errors.is_empty() {
             Ok(self.with_store(at, |store| store.endpoints = endpoints))
         } else {
-            Err(errors.0)
+            Err(errors.into())
         }
     }
 
@@ -242,7 +242,7 @@ impl ClusterState {
             self.known(to)?;
         }
         let heir = to.or(Some(&self.default).filter(|default| *default != name));
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let lease_heir = self.heir_of_leases(at, heir);
         let mut next = self.with_store(at, |store| {
             store.state = StoreState::Draining;
@@ -272,8 +272,8 @@ impl ClusterState {
                 None => touched.rest = true,
             }
         }
-        if !errors.0.is_empty() {
-            return Err(errors.0);
+        if !errors.is_empty() {
+            return Err(errors.into());
         }
         self.change_to(next, &touched)
     }
@@ -293,7 +293,7 @@ impl ClusterState {
     /// Everything that still holds it: keys that it owns, configs and a default that name it.
     pub fn remove_store(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
         let (at, _) = self.known(name)?;
-        let mut errors = Errors::default();
+        let mut errors = FieldErrors::default();
         let scheme = self.scheme();
         let owned = self.map.partitions().iter().filter(|p| p.placement.stores().contains(&at));
         let kinds: BTreeSet<_> = owned.map(|partition| partition.kind.as_ref()).collect();
@@ -311,7 +311,7 @@ impl ClusterState {
         if self.default == *name {
             errors.add("default", format!("it is store {:?}", name.0), "drain the store first");
         }
-        if errors.0.is_empty() {
+        if errors.is_empty() {
             // Other stores may know leases of a store that can no longer be asked.
             let lease_heir = self.heir_of_leases(at, Some(&self.default));
             Ok(self.with_store(at, |store| {
@@ -319,7 +319,7 @@ impl ClusterState {
                 store.lease_heir = store.lease_heir.or(lease_heir);
             }))
         } else {
-            Err(errors.0)
+            Err(errors.into())
         }
     }
 

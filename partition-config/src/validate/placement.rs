@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Errors, Input, KindRange, Range, unknown_store};
+use super::{FieldErrors, Input, KindRange, Range, unknown_store};
 use crate::{
     key::KeyRange,
     kind::{KindPrefix, KindScheme},
@@ -22,7 +22,7 @@ pub(super) fn of(
     path: &str,
     input: &Input<'_>,
     range: Option<&KindRange>,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> Option<Placement> {
     match (&config.service_group_id, &config.ring) {
         (Some(_), Some(_)) => {
@@ -51,9 +51,9 @@ fn of_ring(
     path: &str,
     input: &Input<'_>,
     range: Option<&KindRange>,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) -> Option<Placement> {
-    let before = errors.0.len();
+    let before = errors.len();
     let path = format!("{path}.ring.stores");
     if ring.stores.is_empty() {
         errors.add(path.as_str(), "the ring has no store", "name two or more");
@@ -69,7 +69,7 @@ fn of_ring(
             Some(store) => stores.push(Member { name: name.0.clone(), store: *store, weight: 1 }),
         }
     }
-    if errors.0.len() > before {
+    if errors.len() > before {
         return None;
     }
     // The table is even and depends only on what all routers know: the stores' names, and the map in use if there
@@ -103,7 +103,7 @@ fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<Bu
 }
 
 /// Refuses any durability but fsync on a stock etcd, which always writes to disk before it acknowledges.
-pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors: &mut Errors) {
+pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors: &mut FieldErrors) {
     for range in ranges {
         let Some(mode) = range.durability else { continue };
         let store = range.placement.single().and_then(|store| stores.get(usize::from(store.0)));
@@ -123,7 +123,7 @@ pub(super) fn joins_no_etcd(
     ranges: &[Range<'_>],
     stores: &[StoreConfig],
     scheme: &KindScheme,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) {
     let of_kind: BTreeSet<_> = ranges.iter().flat_map(|range| range.placement.stores()).collect();
     for range in ranges {

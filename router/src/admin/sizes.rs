@@ -11,7 +11,7 @@ use kindred_partition_config::kind::KindScheme;
 use kindred_partition_config::state::{Change, ClusterState};
 use kindred_partition_config::transfers::Transfer;
 use kindred_partition_config::unit::Unit;
-use kindred_partition_config::validate::FieldError;
+use kindred_partition_config::validate::{FieldError, FieldErrors};
 use kindred_proto::etcdserverpb as pb;
 use kindred_proto::shard_v1;
 use kindred_router_core::clock_offset;
@@ -63,18 +63,14 @@ impl Planned {
     /// # Errors
     /// Every limit that would be exceeded, and every clock that is too far behind.
     pub fn fits(&self, field: &str) -> Result<(), Vec<FieldError>> {
-        let wrong = |lack: &String| FieldError {
-            path: field.to_owned(),
-            message: lack.clone(),
-            what_to_do: "raise the quota there, or name another store".to_owned(),
-        };
-        let late = |late: &String| FieldError {
-            path: field.to_owned(),
-            message: late.clone(),
-            what_to_do: "set the time there, or name another store".to_owned(),
-        };
-        let all: Vec<_> = self.lacks.iter().map(wrong).chain(self.clocks.iter().map(late)).collect();
-        if all.is_empty() { Ok(()) } else { Err(all) }
+        let mut errors = FieldErrors::default();
+        for lack in &self.lacks {
+            errors.add(field, lack, "raise the quota there, or name another store");
+        }
+        for late in &self.clocks {
+            errors.add(field, late, "set the time there, or name another store");
+        }
+        errors.into_result(())
     }
 }
 

@@ -15,7 +15,7 @@ use kindred_partition_config::ids::{MoveId, StoreName};
 use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::parse;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
-use kindred_partition_config::validate::FieldError;
+use kindred_partition_config::validate::{FieldError, FieldErrors};
 use kindred_router_core::moves::conflict::{self, Begins, Conflict};
 use kindred_router_core::moves::record::MoveRecord;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -398,7 +398,7 @@ impl ApplyBody {
 
     /// Parses the items by their kinds.
     fn read(&self) -> Result<(Vec<ServiceGroup>, Vec<DataPartitionConfig>), ApiError> {
-        let (mut groups, mut configs, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut groups, mut configs, mut errors) = (Vec::new(), Vec::new(), FieldErrors::default());
         for (at, item) in self.items.iter().enumerate() {
             let name = item["metadata"]["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
             let said = |error: serde_json::Error| {
@@ -423,7 +423,7 @@ impl ApplyBody {
                 )),
             }
         }
-        if errors.is_empty() { Ok((groups, configs)) } else { Err(errors.into()) }
+        Ok(errors.into_result((groups, configs))?)
     }
 }
 

@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, time::Duration};
 
 use kindred_partition_config::{
     duration::parse_duration,
+    errors::Errors,
     kind::{KindPrefix, KindScheme},
     model::Durability,
 };
 
-use super::{Errors, Options, Revisions, list};
+use super::{FieldError, Options, Revisions, in_field, list, wrong};
 
 /// Kinds that may be empty after a restart, since their writers keep writing them again.
 const EPHEMERAL: [&str; 2] = ["leases", "events"];
@@ -47,25 +48,25 @@ pub(super) fn check(
     options: &Options,
     kinds: &KindScheme,
     revisions: Revisions,
-    errors: &mut Errors,
+    errors: &mut Errors<FieldError>,
 ) -> DurabilitySettings {
     let kept = options.data_dir.is_some();
     let dense = revisions == Revisions::Dense;
     let chosen = options.durability.as_deref().map(mode).transpose();
-    let chosen = errors.or("durability", chosen, None);
+    let chosen = errors.or(in_field("durability", chosen), None);
     let default = match (chosen, kept, dense) {
         (Some(mode), ..) => mode,
         (None, false, _) => Durability::None,
         (None, true, _) => Durability::Fsync,
     };
     if default != Durability::None && !kept {
-        errors.add("durability", "needs --data-dir, the directory to keep the data in");
+        errors.push(wrong("durability", "needs --data-dir, the directory to keep the data in"));
     }
     if default == Durability::Buffered && dense {
-        errors.add(
+        errors.push(wrong(
             "durability",
             "dense revisions go with none or fsync: a number that was lost would be given again",
-        );
+        ));
     }
     let mut of = BTreeMap::new();
     if chosen.is_none() && kept && !dense {
@@ -74,27 +75,29 @@ pub(super) fn check(
     }
     let named = each("durability-of", options.durability_of.as_deref(), kinds, mode, errors);
     if !named.is_empty() && dense {
-        errors
-            .add("durability-of", "all keys of a shard with dense revisions have one mode; see --durability");
+        errors.push(wrong(
+            "durability-of",
+            "all keys of a shard with dense revisions have one mode; see --durability",
+        ));
     }
     if !kept && named.values().any(|mode| *mode != Durability::None) {
-        errors.add("durability-of", "needs --data-dir, the directory to keep the data in");
+        errors.push(wrong("durability-of", "needs --data-dir, the directory to keep the data in"));
     }
     of.extend(named);
     let flush = options.flush_interval.as_deref().map_or(Ok(FLUSH_INTERVAL), parse_duration);
-    let flush_interval = errors.or("flush-interval", flush, FLUSH_INTERVAL);
+    let flush_interval = errors.or(in_field("flush-interval", flush), FLUSH_INTERVAL);
     if flush_interval > FLUSH_INTERVAL_MAX {
-        errors.add(
+        errors.push(wrong(
             "flush-interval",
             "write at most 1s: so much of what was acknowledged can be lost in a crash",
-        );
+        ));
     }
     let checkpoint_bytes = options.checkpoint_bytes.unwrap_or(CHECKPOINT_BYTES);
     if checkpoint_bytes < CHECKPOINT_BYTES_MIN {
-        errors.add("checkpoint-bytes", format!("write {CHECKPOINT_BYTES_MIN} or more"));
+        errors.push(wrong("checkpoint-bytes", format!("write {CHECKPOINT_BYTES_MIN} or more")));
     }
     if options.accept_data_loss && !kept {
-        errors.add("accept-data-loss", "is about the data in --data-dir, which is missing");
+        errors.push(wrong("accept-data-loss", "is about the data in --data-dir, which is missing"));
     }
     let quotas = each("quota", options.quota.as_deref(), kinds, bytes, errors);
     DurabilitySettings {
@@ -115,20 +118,20 @@ fn each<T>(
     text: Option<&str>,
     kinds: &KindScheme,
     value: impl Fn(&str) -> Result<T, String>,
-    errors: &mut Errors,
+    errors: &mut Errors<FieldError>,
 ) -> BTreeMap<KindPrefix, T> {
     let mut values = BTreeMap::new();
     for part in text.map(list).into_iter().flatten() {
         let Some((name, text)) = part.split_once('=') else {
-            errors.add(field, format!("{part:?} has no {:?}; write KIND=VALUE", '='));
+            errors.push(wrong(field, format!("{part:?} has no {:?}; write KIND=VALUE", '=')));
             continue;
         };
         match (kinds.resolve(name.trim()), value(text.trim())) {
-            (Err(problem), _) => errors.add(field, problem),
-            (_, Err(problem)) => errors.add(field, format!("{name}: {problem}")),
+            (Err(problem), _) => errors.push(wrong(field, problem)),
+            (_, Err(problem)) => errors.push(wrong(field, format!("{name}: {problem}"))),
             (Ok(kind), Ok(value)) => {
                 if values.insert(kind, value).is_some() {
-                    errors.add(field, format!("{name} stands there twice"));
+                    errors.push(wrong(field, format!("{name} stands there twice")));
                 }
             }
         }

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::BufReader;
 use std::path::Path;
 
+use kindred_partition_config::errors::Errors;
 use kindred_proto::mvccpb::KeyValue;
 use serde_json::json;
 
@@ -60,16 +61,16 @@ pub fn contents(manifest: &Manifest) -> Table {
 }
 
 /// All problems of the chosen files.
-pub fn problems(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> Vec<String> {
+pub fn problems(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> Errors<String> {
     read(folder, manifest, which).1
 }
 
 /// The hashes of the chosen files' contents, as `kindred verify` prints them for a cluster, and all problems.
-fn read(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> (Vec<String>, Vec<String>) {
-    let (mut hashes, mut problems) = (Vec::new(), Vec::new());
+fn read(folder: &Path, manifest: &Manifest, which: impl Fn(&File) -> bool) -> (Vec<String>, Errors<String>) {
+    let (mut hashes, mut problems) = (Vec::new(), Errors::default());
     let total = |of: fn(&File) -> u64| manifest.files.iter().map(of).sum::<u64>();
     if (total(|file| file.keys), total(|file| file.bytes)) != (manifest.keys, manifest.bytes) {
-        problems.push("manifest.json: its totals are not those of its files".to_owned());
+        problems.push("manifest.json: its totals are not those of its files");
     }
     let leases: BTreeSet<&str> = manifest.leases.iter().map(|lease| lease.id.as_str()).collect();
     for file in manifest.files.iter().filter(|file| which(file)) {
