@@ -108,7 +108,8 @@ impl Connection {
             io: Coalesce::new(transport),
             info: ConnectionInfo { peer, tls, client },
             beginning: at_door.map(|(pass, within)| {
-                Box::new(Beginning { bytes: 0, late: Box::pin(tokio::time::sleep(within)), pass })
+                let late = Box::pin(tokio::time::sleep(within));
+                Box::new(Beginning { bytes: [0; HTTP2_PREFACE.len()], filled: 0, late, pass })
             }),
             heard: Arc::default(),
             closed: killed.clone(),
@@ -134,24 +135,24 @@ impl Connection {
     }
 }
 
-/// The progress of the beginning of HTTP: `BYTES` bytes, which are HTTP/2's preface. HTTP/1 requests with a `Host`
-/// header are longer.
+const HTTP2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The progress of the beginning of HTTP: as many bytes as HTTP/2's preface has, or a whole head of HTTP/1. A head that
+/// is shorter than the preface is one without `Host`, as HTTP/1.0 allows.
 struct Beginning {
-    bytes: usize,
+    bytes: [u8; HTTP2_PREFACE.len()],
+    filled: usize,
     late: Pin<Box<Sleep>>,
     pass: Pass,
 }
 
 impl Beginning {
-    const BYTES: usize = 24;
-
-    /// Called after a read: ready when the beginning is complete or late.
-    fn poll(&mut self, cx: &mut Context<'_>, bytes: usize, waits: bool) -> Poll<io::Result<()>> {
-        self.bytes += bytes;
-        if self.bytes >= Self::BYTES {
+    /// Called after a read of `bytes`: ready when the beginning is complete or late.
+    fn poll(&mut self, cx: &mut Context<'_>, bytes: &[u8], waits: bool) -> Poll<io::Result<()>> {
+        if self.is_complete_with(bytes) {
             return Poll::Ready(Ok(()));
         }
-        if bytes > 0 {
+        if !bytes.is_empty() {
             self.pass.spoke();
         }
         if waits && self.late.as_mut().poll(cx).is_ready() {
@@ -163,6 +164,23 @@ impl Beginning {
         }
         Poll::Pending
     }
+
+    fn is_complete_with(&mut self, bytes: &[u8]) -> bool {
+        let rest = &mut self.bytes[self.filled..];
+        if bytes.len() >= rest.len() {
+            return true;
+        }
+        rest[..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
+        let beginning = &self.bytes[..self.filled];
+        // HTTP/2's preface has an empty line in its middle.
+        !HTTP2_PREFACE.starts_with(beginning) && has_empty_line(beginning)
+    }
+}
+
+/// Whether a head of HTTP/1 ends here; lines may end without a carriage return.
+fn has_empty_line(head: &[u8]) -> bool {
+    head.windows(2).any(|end| end == b"\n\n") || head.windows(3).any(|end| end == b"\n\r\n")
 }
 
 impl fmt::Debug for Connection {
@@ -185,8 +203,7 @@ impl AsyncRead for Connection {
         let before = into.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, into);
         if let Some(beginning) = &mut this.beginning {
-            let bytes = into.filled().len() - before;
-            match beginning.poll(cx, bytes, read.is_pending()) {
+            match beginning.poll(cx, &into.filled()[before..], read.is_pending()) {
                 Poll::Ready(Ok(())) => this.beginning = None,
                 Poll::Ready(Err(late)) => return Poll::Ready(Err(late)),
                 Poll::Pending => {}

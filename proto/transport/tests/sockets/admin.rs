@@ -13,6 +13,7 @@ use kindred_transport::serve::Drained;
 use kindred_transport::tls::{ClientTls, ClientTlsSettings};
 use kindred_transport::{ConnectionInfo, Connector, Drain, Endpoint, ListenAddr, ListenOptions, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
 
 async fn fetch(endpoint: &Endpoint, path: &str) -> String {
     let mut connection = Connector::default().connect(endpoint).await.unwrap();
@@ -156,5 +157,35 @@ async fn f37_half_a_request_to_an_admin_port_is_closed() {
         // An error also ends the connection.
         let read = tokio::time::timeout(Duration::from_secs(300), stream.read_to_end(&mut answer)).await;
         assert!(read.is_ok(), "{sent:?} is waited for");
+    }
+}
+
+/// The shortest request of HTTP/1.0 is a whole one, however long its answer takes.
+#[tokio::test]
+async fn f37_a_bare_request_of_http_1_0_is_answered() {
+    let listener = Listener::bind(&ListenAddr::any_local_port(), ListenOptions::default()).await.unwrap();
+    let address = listener.local_endpoint().authority();
+    let drain = Drain::new(Duration::from_secs(5));
+    let serving = drain.clone();
+    let (asked, answers) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (called, waits) = (asked.clone(), answers.clone());
+    let slow = get(|| async move {
+        called.notify_one();
+        waits.notified().await;
+        "done"
+    });
+    let routes = Admin::new().routes().route("/", slow);
+    drain.spawn(async move { serve(listener, routes, &AdminGuard::default(), &serving).await });
+    for sent in ["GET / HTTP/1.0\r\n\r\n", "GET / HTTP/1.0\n\n"] {
+        let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        asked.notified().await;
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(600)).await;
+        tokio::time::resume();
+        answers.notify_one();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with("done"), "{sent:?}: {answer}");
     }
 }
