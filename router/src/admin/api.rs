@@ -217,19 +217,33 @@ async fn leases_gone(mover: &Mover, name: &str) -> Result<(), ApiError> {
         match left {
             0 => return Ok(()),
             _ if drains && Instant::now() < until => tokio::time::sleep(LEASES_AGAIN).await,
-            _ => {
-                let message = format!("{left} leases have their home at store {name:?}");
-                let what_to_do = if drains {
-                    "they go to another store, or end, when that one and those with their keys are up: try again then"
-                        .to_owned()
-                } else {
-                    format!("run kindred drain {name}, which takes them to another store")
-                };
-                let path = format!("servicegroups/{name}");
-                return Err(vec![FieldError { path, message, what_to_do }].into());
-            }
+            _ => return Err(vec![leases_left(left, name, drains)].into()),
         }
     }
+}
+
+/// The error of a store that cannot be removed because leases have their home there.
+fn leases_left(left: u64, name: &str, drains: bool) -> FieldError {
+    let one = left == 1;
+    let message = match one {
+        true => format!("1 lease has its home at store {name:?}"),
+        false => format!("{left} leases have their home at store {name:?}"),
+    };
+    let what_to_do = match (drains, one) {
+        (true, true) => {
+            "it goes to another store, or ends, when that one and those with its keys are up: try again then"
+                .to_owned()
+        }
+        (true, false) => {
+            "they go to another store, or end, when that one and those with their keys are up: try again then"
+                .to_owned()
+        }
+        (false, one) => {
+            let them = if one { "it" } else { "them" };
+            format!("run kindred drain {name}, which takes {them} to another store")
+        }
+    };
+    FieldError { path: format!("servicegroups/{name}"), message, what_to_do }
 }
 
 async fn edited(
@@ -291,4 +305,27 @@ pub(super) fn shown(headers: &HeaderMap, code: StatusCode, value: &Value) -> Res
         return (code, [(header::CONTENT_TYPE, "application/yaml")], text).into_response();
     }
     (code, axum::Json(value)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_lease_has_its_home_and_several_have_theirs() {
+        let said = |left, drains| leases_left(left, "pods", drains).to_string();
+        assert_eq!(
+            [said(1, false), said(2, false), said(1, true), said(2, true)],
+            [
+                "servicegroups/pods: 1 lease has its home at store \"pods\"; run kindred drain pods, which takes it to another \
+                 store",
+                "servicegroups/pods: 2 leases have their home at store \"pods\"; run kindred drain pods, which takes them to \
+                 another store",
+                "servicegroups/pods: 1 lease has its home at store \"pods\"; it goes to another store, or ends, when that one \
+                 and those with its keys are up: try again then",
+                "servicegroups/pods: 2 leases have their home at store \"pods\"; they go to another store, or end, when that one \
+                 and those with their keys are up: try again then",
+            ]
+        );
+    }
 }
