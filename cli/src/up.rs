@@ -24,7 +24,7 @@ use layout::{InternalTls, Plan};
 
 /// Runs until a signal arrives.
 pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
-    kindred_shard::init_logging(&args.log_level)?;
+    let _logging = kindred_shard::begin_logging(&args.log_level)?;
     let config = read_config(args.config.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Checks that fail leave no files behind. If another `up` uses the folder, that is the error to report.

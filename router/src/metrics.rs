@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kindred_router_core::plan::Call;
 use kindred_transport::listener::GivenUp;
+use kindred_transport::logging;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
@@ -32,6 +33,7 @@ enum Kind {
 /// etcd's own name, from its gRPC library.
 const HANDLED: &str = "grpc_server_handled_total";
 const CONNECTIONS_CLOSED: &str = "kindred_connections_closed_total";
+const LOG_DROPPED: &str = "kindred_log_lines_dropped_total";
 const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
 const STORE_UP: &str = "kindred_router_store_up";
 const STORE_STATE: &str = "kindred_router_store_state";
@@ -176,6 +178,12 @@ const DEFINITIONS: &[Definition] = &[
         name: CONNECTIONS_CLOSED,
         unit: Unit::Count,
         help: "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: LOG_DROPPED,
+        unit: Unit::Count,
+        help: "Lines of the log that were dropped, because standard error was not read as fast as they came.",
         kind: Kind::Counter,
     },
     Definition {
@@ -415,6 +423,7 @@ impl Observing {
         for why in GivenUp::ALL {
             counter!(CONNECTIONS_CLOSED, "why" => why.label()).absolute(why.count());
         }
+        counter!(LOG_DROPPED).absolute(logging::dropped_lines());
         let mut any = false;
         for store in stores.iter() {
             let up = store.state().is_up();

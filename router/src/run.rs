@@ -1,6 +1,6 @@
 //! Starts a router, serves, and drains it.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -10,7 +10,7 @@ use kindred_transport::admin::AdminGuard;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
 use kindred_transport::{
-    ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, server, who,
+    ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, logging, server, who,
 };
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
@@ -36,13 +36,7 @@ const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
 /// When the configuration is wrong, or an address cannot be bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
-    let filter = tracing_subscriber::EnvFilter::try_new(&args.log_level).context("--log-level")?;
-    // An embedding process may have set up a logger.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .try_init();
+    let _logging = logging::begin(&args.log_level).context("--log-level")?;
     kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;

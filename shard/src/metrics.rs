@@ -14,7 +14,7 @@ use kindred_engine::{
     engine::EngineStats,
     units::{UnitRecord, UnitState},
 };
-use kindred_transport::listener::GivenUp;
+use kindred_transport::{listener::GivenUp, logging};
 use kindred_wal::LogKind;
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -79,6 +79,7 @@ metrics! {
     CHECKPOINT_SECONDS = Histogram Seconds "kindred_shard_checkpoint_seconds", "Time in which a checkpoint was written.";
     CHECKPOINT_BYTES = Gauge Bytes "kindred_shard_checkpoint_bytes", "Size of the last checkpoint.";
     CONNECTIONS_CLOSED = Counter Count "kindred_connections_closed_total", "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.";
+    LOG_DROPPED = Counter Count "kindred_log_lines_dropped_total", "Lines of the log that were dropped, because standard error was not read as fast as they came.";
     CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
     CALLS_HANDLED = Counter Count "grpc_server_handled_total", "Calls answered (streams: opened), by service, method and code.";
 }
@@ -135,6 +136,7 @@ pub fn render(recorder: &PrometheusHandle) -> String {
     for why in GivenUp::ALL {
         metrics::counter!(CONNECTIONS_CLOSED.name, "why" => why.label()).absolute(why.count());
     }
+    metrics::counter!(LOG_DROPPED.name).absolute(logging::dropped_lines());
     recorder.render()
 }
 

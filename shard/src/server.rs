@@ -1,7 +1,7 @@
 //! Runs a shard from its settings to its end: binds, starts the loop, serves and drains.
 
 use std::{
-    io::{IsTerminal as _, Write as _},
+    io::Write as _,
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use kindred_partition_config::{kind::KindScheme, model::Durability};
 use kindred_transport::{
     address::Endpoint,
     listener::{ListenOptions, Listener},
+    logging::{self, Logging},
     network::Network,
     serve::{Drain, Drained},
     server,
@@ -58,7 +59,7 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 /// When it cannot start.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::resolve(args)?;
-    init_logging(&settings.log_level)?;
+    let _logging = begin_logging(&settings.log_level)?;
     kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
@@ -72,20 +73,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     })
 }
 
-/// Logs to standard error; the first caller in a process wins.
+/// Begins the log of this process, unless it has one already.
 ///
 /// # Errors
 /// When the level is not a valid filter.
-pub fn init_logging(level: &str) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(level)
-        .with_context(|| format!("log-level: {level:?} is not a level or filter"))?;
-    // If logging is set up already, that stays.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .try_init();
-    Ok(())
+pub fn begin_logging(level: &str) -> anyhow::Result<Logging> {
+    logging::begin(level).with_context(|| format!("log-level: {level:?} is not a level or filter"))
 }
 
 pub struct Running {

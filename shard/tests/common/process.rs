@@ -26,7 +26,12 @@ fn command(data_dir: &Path, flags: &[&str]) -> Command {
 impl ShardProcess {
     /// Starts a process and waits until it serves.
     pub fn start(data_dir: &Path, flags: &[&str]) -> Self {
-        let mut child = command(data_dir, flags).spawn().unwrap();
+        Self::logging_to(Stdio::inherit(), data_dir, flags)
+    }
+
+    /// As [`ShardProcess::start`], with this standard error.
+    pub fn logging_to(log: impl Into<Stdio>, data_dir: &Path, flags: &[&str]) -> Self {
+        let mut child = command(data_dir, flags).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let field = |name: &str| {
@@ -55,6 +60,13 @@ impl ShardProcess {
 
     pub async fn client(&self) -> Client {
         Client { channel: channel(&format!("http://{}", self.address)) }
+    }
+
+    /// Stops the process as SIGTERM does.
+    pub fn stop(mut self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
     }
 
     /// Kills the process, as a crash does.
