@@ -23,6 +23,8 @@ mod readers;
 mod round;
 mod state;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod types;
 
 #[cfg(test)]
