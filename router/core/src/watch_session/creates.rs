@@ -88,12 +88,29 @@ impl<O: Outside> Session<O> {
                 self.next_auto += 1;
                 self.next_auto - 1
             }
-            chosen if self.by_client.contains_key(&chosen) => {
-                return Err(WatchRefusal::DuplicateId.reason().to_owned());
+            chosen => {
+                self.free_id(chosen);
+                if self.by_client.contains_key(&chosen) {
+                    return Err(WatchRefusal::DuplicateId.reason().to_owned());
+                }
+                chosen
             }
-            chosen => chosen,
         };
         Ok(Place { placed, spread, client_id, generation: routes.generation() })
+    }
+
+    /// Ends the watch with this id if the client has cancelled it: as in etcd, its id may be used again at once. What
+    /// its store still sends of it is ignored.
+    fn free_id(&mut self, client_id: i64) {
+        let Some(uid) = self.by_client.get(&client_id).copied() else { return };
+        if !self.watches.get(&uid).is_some_and(|watch| watch.cancel && watch.announced) {
+            return;
+        }
+        if self.held.iter().any(|(held, _)| *held == uid) {
+            // Nothing of the old watch may come behind `created` of the new one.
+            self.abort_round();
+        }
+        self.canceled(uid);
     }
 
     /// Answers creates, and sends creates to stores, as far as the order of answers allows.

@@ -203,6 +203,22 @@ fn a_cancel_at_a_store_is_answered_behind_the_events_under_way() {
     assert_eq!(client.hears(), ["0 @20 created", "0 @21: put a 21 after 1", "0 @22 canceled"]);
 }
 
+/// As in etcd, where a cancelled watch gives its id back at once.
+#[test]
+fn an_id_is_free_as_soon_as_its_watch_is_cancelled_wherever_that_is() {
+    let mut client = Client::new();
+    client.create(single("pods/a").id(6));
+    client.create(single("pods/b").id(7));
+    [1, 2].into_iter().for_each(|uid| client.says(A, created(uid, 20)));
+    assert_eq!(client.hears().len(), 2);
+    client.cancel(6);
+    client.create(configmaps().from(11).id(6));
+    client.says(A, events(1, 21, &[put("a", 21)]));
+    client.says(A, canceled(1, 22));
+    client.feed(0).puts(&[("b", 23)]);
+    assert_eq!(client.hears(), ["6 @20 canceled", "6 @10 created", "6 @23: put b 23"]);
+}
+
 #[test]
 fn a_store_that_is_away_for_ten_seconds_refuses_its_create_alone() {
     let mut client = Client::new();

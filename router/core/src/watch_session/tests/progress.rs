@@ -235,6 +235,17 @@ fn a_cancel_of_a_store_comes_behind_the_events_that_are_held() {
 }
 
 #[test]
+fn an_id_that_is_used_again_comes_behind_what_is_held_of_its_old_watch() {
+    let mut client = two_stores();
+    client.progress();
+    client.answer(30);
+    client.says(B, events(2, 31, &[put("pods/z", 31)]));
+    client.cancel(1);
+    client.create(configmaps().from(11).id(1));
+    assert_eq!(client.hears(), ["1 @31: put z 31 after 1", "1 @31 canceled", "1 @10 created"]);
+}
+
+#[test]
 fn r17_a_round_holds_no_more_than_four_mebibytes() {
     let mut client = two_stores();
     client.progress();
