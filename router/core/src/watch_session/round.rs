@@ -122,7 +122,8 @@ impl<O: Outside> Session<O> {
         let ended = if was_in_round {
             !self.progress.in_round()
         } else {
-            self.requested.is_some_and(|request| request.passed_on.is_some())
+            // If another member has come since the request was passed on, the request gets a round.
+            self.requested.is_some_and(|request| request.passed_on.is_some()) && self.members() == [member]
         };
         if ended && !answers {
             // Some watch begins above the revision that could be promised, so nothing is answered, as in etcd.

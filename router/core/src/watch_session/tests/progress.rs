@@ -189,6 +189,24 @@ fn r7_the_only_store_answers_each_request_itself() {
 }
 
 #[test]
+fn r7_an_answer_of_the_only_store_says_nothing_once_there_is_another() {
+    let mut client = Client::new();
+    client.create(single("pods/a"));
+    client.says(A, created(1, 20));
+    client.progress();
+    client.create(configmaps().from(11));
+    client.hears();
+    client.says(A, progressed(25));
+    assert_eq!(client.hears(), NONE);
+    client.pass(Duration::from_millis(200));
+    client.answer(30);
+    client.says(A, progressed(30));
+    assert_eq!(client.hears(), NONE);
+    client.feed(0).watermark(30);
+    assert_eq!(client.hears(), ["-1 @30 progress"]);
+}
+
+#[test]
 fn r7_several_stores_are_raised_to_the_target_and_promise_it_behind_their_events() {
     let mut client = two_stores();
     client.progress();
