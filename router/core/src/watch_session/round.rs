@@ -150,7 +150,10 @@ impl<O: Outside> Session<O> {
             return;
         }
         let members = self.members();
-        if self.progress.in_round() && !self.can_promise(&members) {
+        // A round that nobody waits for any more must ask the stores nothing: an answer would be taken for that to the
+        // client's next request.
+        let is_idle = self.only_periodic && self.periodic.is_empty();
+        if self.progress.in_round() && (is_idle || !self.can_promise(&members)) {
             return self.abort_round();
         }
         if self.progress.in_round() {

@@ -386,6 +386,24 @@ fn r7_a_request_during_the_round_of_a_notification_gets_an_answer_of_its_own() {
     assert_eq!(client.hears(), ["-1 @40 progress"]);
 }
 
+/// The round of a notification ends because its watch does. What a store was asked for it meanwhile answers no client.
+#[test]
+fn r7_what_a_store_was_asked_before_a_request_does_not_answer_it() {
+    let mut client = Client::new();
+    client.create(Create { progress_notify: true, ..configmaps().from(11) });
+    client.create(single("pods/a"));
+    client.says(A, created(2, 20));
+    client.hears();
+    client.pass(Settings::default().notify);
+    client.cancel(0);
+    // Else its answer, at a revision from before the request, would be taken for that to the request.
+    assert!(!client.did().contains(&"A: progress".to_owned()), "nobody waits for it");
+    client.progress();
+    assert_eq!(client.did(), ["A: progress"]);
+    client.says(A, progressed(41));
+    assert_eq!(client.hears(), ["0 @20 canceled", "-1 @41 progress"]);
+}
+
 #[test]
 fn a_slow_client_gets_no_progress_on_top_of_what_it_does_not_read() {
     let mut client = Client::with(Settings { take_bytes: 1, ..Settings::default() });
