@@ -27,9 +27,6 @@ mod stream;
 mod tests;
 mod types;
 
-#[cfg(test)]
-mod tests;
-
 pub use creates::CREATE_WAIT;
 pub use outside::{Count, FeedReader, Outside, Rung};
 pub use round::ROUND_MAX;

@@ -182,6 +182,24 @@ fn a_create_that_is_under_way_moves_and_keeps_its_turn() {
 }
 
 #[test]
+fn a_create_that_waits_for_a_move_is_answered_before_those_behind_it() {
+    let mut client = Client::new();
+    ["pods/a", "pods/b"].into_iter().for_each(|name| client.create(single(name)));
+    client.did();
+    // The key of the first is moving; that of the second is not.
+    client.says(A, ended(1, true, 20, &not_owned()));
+    client.says(A, created(2, 20));
+    assert_eq!(client.hears(), NONE, "the first is not answered yet");
+    client.pass(Duration::from_millis(50));
+    let did = ["A: cancel 2", "A: create 1/1 pods/a from 0", "A: create 2/1 pods/b from 0"];
+    assert_eq!(client.did(), did);
+    client.says(A, canceled(2, 21));
+    client.says(A, created(placed(1, 1), 22));
+    client.says(A, created(placed(2, 1), 22));
+    assert_eq!(client.hears(), ["0 @22 created", "1 @22 created"]);
+}
+
+#[test]
 fn r16_a_range_that_is_split_is_read_from_both_stores() {
     let mut client = Client::new();
     client.new_map(2, [A, A], A);
