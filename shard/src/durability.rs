@@ -149,10 +149,10 @@ impl Logs {
 
     /// When the loop must look at the logs again.
     #[must_use]
-    pub fn next_timer(&self) -> Option<Instant> {
+    pub fn next_timer(&self, now: Instant) -> Option<Instant> {
         match self {
             Self::Memory(_) => None,
-            Self::OnDisk(logs) => logs.next_timer(),
+            Self::OnDisk(logs) => logs.next_timer(now),
         }
     }
 

@@ -336,15 +336,16 @@ impl Machine {
 
     /// When the next batch must end, if no request comes before; in the past when there is work now.
     pub(super) fn next_timer(&self) -> Instant {
+        let now = self.core.clock.now();
         let busy = self.expiring || self.core.is_collecting() || self.core.has_feeds_behind();
         if busy || self.logs.has_checkpoint_work() {
-            return self.core.clock.now();
+            return now;
         }
         // While it waits for the ceiling, an expired lease sets no timer: raising the ceiling wakes the loop.
         let lease = self.core.engine.lease_deadline().filter(|_| self.may_expire());
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
-        let timers = [self.logs.next_timer(), self.pending.next_timer(), lease, compaction];
+        let timers = [self.logs.next_timer(now), self.pending.next_timer(), lease, compaction];
         timers.into_iter().flatten().fold(self.progress_at.min(self.sweep_at), Instant::min)
     }
 

@@ -5,18 +5,19 @@
 //! Otherwise they would stop, and the first write would wait for a sync.
 
 use std::{
+    fmt,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use kindred_engine::engine::WallMicros;
 use kindred_partition_config::ids::{Revision, SLOT_BITS};
-use kindred_wal::{ClockFile, LogPlaces, WalError};
+use kindred_wal::{ClockFile, Job, LogPlaces, Stepped, WalError, Workers};
 use tokio::sync::Notify;
 
 /// The distance of the ceiling from the present.
@@ -61,7 +62,7 @@ pub fn above(to: Revision) -> Revision {
     Revision(to.get().saturating_add(micros(ABOVE_LAST) << SLOT_BITS))
 }
 
-/// State shared by the thread and the loop.
+/// State shared by the job and the loop.
 #[derive(Debug, Default)]
 struct Shared {
     ceiling: AtomicI64,
@@ -89,30 +90,48 @@ impl Keeping {
     }
 }
 
-/// The handle of the thread that raises the ceiling.
-#[derive(Debug)]
+/// The handle of the job that raises the ceiling.
 pub struct CeilingKeeper {
     wanted: Option<SyncSender<Revision>>,
     /// The last requested ceiling, until it is in force.
     asked: Option<Revision>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<Keeping>>,
+    keeping: Arc<Mutex<Keeping>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for CeilingKeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CeilingKeeper").field("asked", &self.asked).field("shared", &self.shared).finish()
+    }
 }
 
 impl CeilingKeeper {
-    /// Starts the thread; `changed` is notified of every new ceiling.
+    /// Starts the job; `changed` is notified of every new ceiling.
     ///
     /// # Errors
-    /// When the thread cannot be started.
-    pub fn start(file: ClockFile, changed: Arc<Notify>, durable: Durable) -> std::io::Result<Self> {
+    /// When its thread cannot be started.
+    pub fn start(
+        workers: &Workers,
+        file: ClockFile,
+        changed: Arc<Notify>,
+        durable: Durable,
+    ) -> std::io::Result<Self> {
         let ceiling = AtomicI64::new(file.ceiling().get());
         let shared = Arc::new(Shared { ceiling, ..Shared::default() });
+        let keeping = Arc::new(Mutex::new(Keeping { file, durable }));
         let (wanted, requests) = sync_channel(1);
-        let of_thread = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("clock-ceiling".to_owned())
-            .spawn(move || keep(Keeping { file, durable }, &requests, &of_thread, &changed))?;
-        Ok(Self { wanted: Some(wanted), asked: None, shared, thread: Some(thread) })
+        let job = Keep {
+            keeping: keeping.clone(),
+            requests,
+            shared: shared.clone(),
+            changed,
+            workers: workers.clone(),
+            wanted: None,
+            failed_at: None,
+        };
+        let thread = workers.start("clock-ceiling".to_owned(), Box::new(job))?;
+        Ok(Self { wanted: Some(wanted), asked: None, shared, keeping, thread })
     }
 
     /// Stores the log positions if they changed since the last write. Called now and then.
@@ -121,7 +140,7 @@ impl CeilingKeeper {
         if noted != Some(durable)
             && let Some(wanted) = &self.wanted
         {
-            // A write under way stores them too. If the thread has ended, the ceiling stops rising, which is noticed
+            // A write under way stores them too. If the job has ended, the ceiling stops rising, which is noticed
             // elsewhere.
             let _ = wanted.try_send(Revision::ZERO);
         }
@@ -148,12 +167,12 @@ impl CeilingKeeper {
         let Some(wanted) = &self.wanted else { return };
         match wanted.try_send(ceiling) {
             Ok(()) => self.asked = Some(ceiling),
-            // A write is under way, or the thread has ended and the ceiling stops rising.
+            // A write is under way, or the job has ended and the ceiling stops rising.
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }
 
-    /// Ends the thread. A clean stop lowers the ceiling to the last promise, so that the next start does not run ahead
+    /// Ends the job. A clean stop lowers the ceiling to the last promise, so that the next start does not run ahead
     /// of the wall clock.
     ///
     /// # Errors
@@ -161,52 +180,99 @@ impl CeilingKeeper {
     pub fn stop(mut self, last: Option<Revision>) -> Result<(), WalError> {
         self.shared.stopped.store(true, Ordering::Release);
         self.wanted = None;
-        // If the thread has panicked, the ceiling stays as it was.
-        let file = self.thread.take().and_then(|thread| thread.join().ok());
-        match (file, last) {
-            (Some(mut file), Some(last)) => file.store(last).map(|_| ()),
+        if let Some(thread) = self.thread.take() {
+            // If it has panicked, the lock below says so.
+            let _ = thread.join();
+        }
+        // If the job has panicked, the ceiling stays as it was.
+        match (self.keeping.lock(), last) {
+            (Ok(mut keeping), Some(last)) => keeping.store(last).map(|_| ()),
             _ => Ok(()),
         }
     }
 }
 
-fn keep(mut file: Keeping, requests: &Receiver<Revision>, shared: &Shared, changed: &Notify) -> Keeping {
-    let mut wanted = None;
-    let mut failing = false;
-    loop {
-        let next = match wanted {
-            None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(_) => requests.recv_timeout(RETRY),
-        };
-        match next {
-            Ok(next) => wanted = wanted.max(Some(next)),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return file,
+/// The job that stores the ceilings.
+struct Keep {
+    keeping: Arc<Mutex<Keeping>>,
+    requests: Receiver<Revision>,
+    shared: Arc<Shared>,
+    changed: Arc<Notify>,
+    workers: Workers,
+    /// The ceiling that is not stored yet.
+    wanted: Option<Revision>,
+    /// The time of the last attempt to store it, which failed.
+    failed_at: Option<Duration>,
+}
+
+impl Job for Keep {
+    fn run(mut self: Box<Self>) {
+        loop {
+            let next = match self.wanted {
+                None => self.requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(_) => self.requests.recv_timeout(RETRY),
+            };
+            match next {
+                Ok(next) => self.wanted = self.wanted.max(Some(next)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if self.store() == Stepped::Over {
+                return;
+            }
         }
+    }
+
+    fn step(&mut self) -> Stepped {
+        match self.requests.try_recv() {
+            Ok(next) => self.wanted = self.wanted.max(Some(next)),
+            Err(TryRecvError::Empty) if self.wanted.is_none() => return Stepped::Idle(None),
+            Err(TryRecvError::Empty) => {
+                let again_at = self.failed_at.map_or(Duration::ZERO, |failed| failed + RETRY);
+                if self.workers.elapsed() < again_at {
+                    return Stepped::Idle(Some(again_at));
+                }
+            }
+            Err(TryRecvError::Disconnected) => return Stepped::Over,
+        }
+        self.store()
+    }
+}
+
+impl Keep {
+    /// Stores the wanted ceiling, if there is one.
+    fn store(&mut self) -> Stepped {
+        let Some(wanted) = self.wanted else { return Stepped::Worked };
+        if self.shared.stopped.load(Ordering::Acquire) {
+            return Stepped::Over;
+        }
+        let began = self.workers.elapsed();
+        let Ok(mut keeping) = self.keeping.lock() else { return Stepped::Over };
         // A note of log positions keeps the ceiling in force.
-        let Some(ceiling) = wanted.map(|next| next.max(file.file.ceiling())) else { continue };
-        if shared.stopped.load(Ordering::Acquire) {
-            return file;
-        }
-        let began = Instant::now();
-        match file.store(ceiling) {
+        let ceiling = wanted.max(keeping.file.ceiling());
+        let stored = keeping.store(ceiling);
+        drop(keeping);
+        match stored {
             Ok(durable) => {
-                let took = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-                shared.took_micros.store(took, Ordering::Release);
-                shared.ceiling.store(ceiling.get(), Ordering::Release);
-                *shared.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(durable);
-                wanted = None;
-                if std::mem::take(&mut failing) {
+                let took = (self.workers.elapsed() - began).as_micros();
+                self.shared
+                    .took_micros
+                    .store(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Release);
+                self.shared.ceiling.store(ceiling.get(), Ordering::Release);
+                *self.shared.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(durable);
+                self.wanted = None;
+                if self.failed_at.take().is_some() {
                     tracing::info!("the clock's ceiling can be kept again");
                 }
-                changed.notify_one();
+                self.changed.notify_one();
             }
             Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
+                if self.failed_at.replace(self.workers.elapsed()).is_none() {
                     tracing::error!(%error, "the clock's ceiling cannot be kept: writes are refused soon");
                 }
             }
         }
+        Stepped::Worked
     }
 }
 

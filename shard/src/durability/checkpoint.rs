@@ -8,7 +8,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+        mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel},
     },
     time::Duration,
 };
@@ -16,8 +16,8 @@ use std::{
 use kindred_engine::engine::checkpoint::Walk;
 use kindred_transport::random::bits as random;
 use kindred_wal::{
-    Batch, Checkpoint, CheckpointWriter, Disk, Frame, Layout, LogKind, LogPlaces, Record, Visit, VisitError,
-    WalError, checkpoints, read_checkpoint, segments, sweep,
+    Batch, Checkpoint, CheckpointWriter, Disk, Frame, Job, Layout, LogKind, LogPlaces, Record, Stepped, Visit,
+    VisitError, WalError, Workers, checkpoints, read_checkpoint, segments, sweep,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -155,15 +155,15 @@ impl Checkpoints {
             self.step(logs, core);
             return;
         }
+        let now = core.clock.now();
         // On a full disk, a checkpoint lets old logs be removed.
-        let full = ((logs.full())() || logs.reserve.is_released())
-            && self.full_at.is_none_or(|at| at <= Instant::now());
+        let full = ((logs.full())() || logs.reserve.is_released()) && self.full_at.is_none_or(|at| at <= now);
         if full {
-            self.full_at = Some(Instant::now() + AGAIN);
+            self.full_at = Some(now + AGAIN);
         }
         let wanted =
             full || self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
-        if wanted && self.again_at.is_none_or(|at| at <= Instant::now() || !self.waiters.is_empty()) {
+        if wanted && self.again_at.is_none_or(|at| at <= now || !self.waiters.is_empty()) {
             self.begin(logs, core);
         }
     }
@@ -180,15 +180,19 @@ impl Checkpoints {
             outcome: outcome.clone(),
             reserve: logs.reserve.clone(),
             full: Box::new(logs.full()),
+            workers: logs.workers.clone(),
+            from,
+            work,
+            stage: Stage::Room,
         };
-        let spawned =
-            std::thread::Builder::new().name("checkpoint".to_owned()).spawn(move || writer.run(from, &work));
+        let started = logs.workers.start("checkpoint".to_owned(), Box::new(writer));
         let waiters = std::mem::take(&mut self.waiters);
-        if let Err(error) = spawned {
-            return self.failed(waiters, &error);
+        let now = core.clock.now();
+        if let Err(error) = started {
+            return self.failed(now, waiters, &error);
         }
         self.running = Some(Running {
-            began: Instant::now(),
+            began: now,
             walk: Some(around(Point::WalkBegin, || core.engine.checkpoint_begin())),
             to,
             unsent: None,
@@ -203,6 +207,7 @@ impl Checkpoints {
 
     fn step(&mut self, logs: &mut DiskLogs, core: &mut Core) {
         let Some(mut running) = self.running.take() else { return };
+        let now = core.clock.now();
         let ended = running.outcome.lock().ok().and_then(|mut outcome| outcome.take());
         match ended {
             Some(Ok(checkpoint)) => {
@@ -211,7 +216,7 @@ impl Checkpoints {
             Some(Err(error)) => {
                 self.due = true;
                 core.modes_wait = core.modes_wait.max(running.modes);
-                return self.failed(running.waiters, &error);
+                return self.failed(now, running.waiters, &error);
             }
             None => {}
         }
@@ -235,11 +240,11 @@ impl Checkpoints {
             let until = *running.until.get_or_insert(end);
             let durable =
                 logs.fsync.durable() >= until.fsync.0 && logs.buffered.durable() >= until.buffered.0;
-            if !durable && running.began.elapsed() > STUCK && logs.is_failing() {
+            if !durable && now.duration_since(running.began) > STUCK && logs.is_failing() {
                 // It cannot be completed, and the log may need its room.
                 self.due = true;
                 core.modes_wait = core.modes_wait.max(running.modes);
-                return self.failed(running.waiters, &"a log cannot be written");
+                return self.failed(now, running.waiters, &"a log cannot be written");
             }
             if !durable {
                 logs.buffered.log.flush();
@@ -252,7 +257,7 @@ impl Checkpoints {
     }
 
     fn done(&mut self, running: Running, checkpoint: &Checkpoint, logs: &mut DiskLogs, core: &mut Core) {
-        let took = running.began.elapsed();
+        let took = core.clock.now().duration_since(running.began);
         self.damaged = false;
         if !logs.reserve.is_released() {
             self.full_at = None;
@@ -271,9 +276,9 @@ impl Checkpoints {
         running.waiters.into_iter().for_each(|waiter| drop(waiter.send(Ok(()))));
     }
 
-    fn failed(&mut self, waiters: Vec<CheckpointWaiter>, error: &dyn std::fmt::Display) {
+    fn failed(&mut self, now: Instant, waiters: Vec<CheckpointWaiter>, error: &dyn std::fmt::Display) {
         tracing::warn!(%error, "no checkpoint; the logs are kept, and it is tried again");
-        self.again_at = Some(Instant::now() + AGAIN);
+        self.again_at = Some(now + AGAIN);
         let text = error.to_string();
         waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(text.clone()))));
     }
@@ -290,7 +295,20 @@ impl Running {
     }
 }
 
-/// The state of the checkpoint thread.
+/// The stage of the job that writes a checkpoint.
+enum Stage {
+    /// It looks whether there is room.
+    Room,
+    /// Room was short: until this time it waits for the logs that can be written now, since the checkpoint cannot be
+    /// finished without them.
+    Logs { until: Duration },
+    /// It writes; `tight` tells whether room was short.
+    Writing { file: CheckpointWriter, tight: bool },
+    /// It is done or has failed.
+    Ended,
+}
+
+/// The job that writes a checkpoint.
 struct Writer {
     disk: Arc<dyn Disk>,
     layout: Layout,
@@ -299,43 +317,108 @@ struct Writer {
     reserve: Arc<Reserve>,
     /// Whether a log cannot be written because the disk is full.
     full: Box<dyn Fn() -> bool + Send>,
+    workers: Workers,
+    from: LogPlaces,
+    work: Receiver<Work>,
+    stage: Stage,
+}
+
+impl Job for Writer {
+    fn run(mut self: Box<Self>) {
+        loop {
+            match self.step() {
+                Stepped::Worked => {}
+                Stepped::Over => return,
+                Stepped::Idle(Some(_)) => std::thread::park_timeout(LOOK),
+                Stepped::Idle(None) => match self.work.recv() {
+                    Ok(next) => self.take(next),
+                    // The loop has ended: this job ends too, and leaves nothing.
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+
+    fn step(&mut self) -> Stepped {
+        match &self.stage {
+            Stage::Room => {
+                let next = self.make_room().and_then(|tight| match tight {
+                    true => Ok(Stage::Logs { until: self.workers.elapsed() + LOGS_WAIT }),
+                    false => self.create(false),
+                });
+                self.enter(next);
+            }
+            Stage::Logs { until } => {
+                let now = self.workers.elapsed();
+                if (self.full)() && now < *until {
+                    return Stepped::Idle(Some(now + LOOK));
+                }
+                let next = self.create(true);
+                self.enter(next);
+            }
+            Stage::Writing { .. } => match self.work.try_recv() {
+                Ok(next) => self.take(next),
+                Err(TryRecvError::Empty) => return Stepped::Idle(None),
+                Err(TryRecvError::Disconnected) => return Stepped::Over,
+            },
+            Stage::Ended => return Stepped::Over,
+        }
+        Stepped::Worked
+    }
 }
 
 impl Writer {
-    fn run(self, from: LogPlaces, work: &Receiver<Work>) {
-        // Without more work the loop has ended: this thread ends too, and leaves nothing.
-        let Some(ended) = self.write(from, work).transpose() else { return };
+    fn create(&self, tight: bool) -> Result<Stage, WalError> {
+        let file = CheckpointWriter::create(self.disk.clone(), &self.layout, self.from, random(), 0)?;
+        Ok(Stage::Writing { file, tight })
+    }
+
+    /// Goes on with the next stage, or ends because of an error.
+    fn enter(&mut self, next: Result<Stage, WalError>) {
+        match next {
+            Ok(next) => self.stage = next,
+            Err(error) => self.end(Err(error)),
+        }
+    }
+
+    fn end(&mut self, ended: Result<Checkpoint, WalError>) {
+        self.stage = Stage::Ended;
         if let Ok(mut outcome) = self.outcome.lock() {
             *outcome = Some(ended);
         }
         self.changed.notify_one();
     }
 
-    fn write(&self, from: LogPlaces, work: &Receiver<Work>) -> Result<Option<Checkpoint>, WalError> {
-        let tight = self.make_room()?;
-        let mut file = CheckpointWriter::create(self.disk.clone(), &self.layout, from, random(), 0)?;
-        while let Ok(next) = work.recv() {
-            match next {
-                Work::Write(batch) => file.write(batch)?,
-                Work::Finish(until) => {
-                    let done = file.finish(until)?;
-                    // The previous checkpoint, and the logs that it needs, may have no room beside this one.
-                    let keep = if tight && self.newest_is_whole()? { 1 } else { KEEP };
-                    if let Err(error) = sweep(&*self.disk, &self.layout, keep) {
-                        tracing::warn!(%error, "old logs are not removed; it is tried again after the next checkpoint");
-                    }
-                    self.reserve.restore();
-                    return Ok(Some(done));
+    fn take(&mut self, work: Work) {
+        let Stage::Writing { mut file, tight } = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
+        match work {
+            Work::Write(batch) => match file.write(batch) {
+                Ok(()) => {
+                    self.stage = Stage::Writing { file, tight };
+                    self.changed.notify_one();
                 }
+                Err(error) => self.end(Err(error)),
+            },
+            Work::Finish(until) => {
+                let ended = self.finish(file, until, tight);
+                self.end(ended);
             }
-            self.changed.notify_one();
         }
-        Ok(None)
+    }
+
+    fn finish(&self, file: CheckpointWriter, until: LogPlaces, tight: bool) -> Result<Checkpoint, WalError> {
+        let done = file.finish(until)?;
+        // The previous checkpoint, and the logs that it needs, may have no room beside this one.
+        let keep = if tight && self.newest_is_whole()? { 1 } else { KEEP };
+        if let Err(error) = sweep(&*self.disk, &self.layout, keep) {
+            tracing::warn!(%error, "old logs are not removed; it is tried again after the next checkpoint");
+        }
+        self.reserve.restore();
+        Ok(done)
     }
 
     /// Makes room if a checkpoint does not fit beside the logs: first removes the checkpoint before the newest, then
-    /// releases the reserve. Waits for logs that can then be written, as the checkpoint cannot be finished without
-    /// them. Returns whether room was short.
+    /// releases the reserve. Returns whether room was short.
     fn make_room(&self) -> Result<bool, WalError> {
         let newest = checkpoints(&*self.disk, &self.layout)?.last().map_or(0, |file| file.bytes);
         let needed = newest.saturating_add(newest / 4).saturating_add(LOGS_BYTES);
@@ -351,10 +434,6 @@ impl Writer {
         }
         if !self.has_room(needed) {
             self.reserve.release();
-        }
-        let began = std::time::Instant::now();
-        while (self.full)() && began.elapsed() < LOGS_WAIT {
-            std::thread::park_timeout(LOOK);
         }
         Ok(true)
     }

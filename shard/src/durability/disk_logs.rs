@@ -17,7 +17,7 @@ use kindred_engine::{
 use kindred_partition_config::ids::Revision;
 use kindred_wal::{
     Batch, DirectoryLock, Disk, Event, FailureReason, FrameSeq, GapRecord, Layout, Log, LogKind, LogPlaces,
-    Record, TooLarge,
+    Record, TooLarge, Workers,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -237,6 +237,7 @@ pub struct DiskLogs {
     pub(super) promised: Revision,
     pub(super) checkpoints: Checkpoints,
     pub(super) reserve: Arc<Reserve>,
+    pub(super) workers: Workers,
     /// Held as long as anything is written.
     pub(super) _lock: Option<DirectoryLock>,
 }
@@ -251,6 +252,14 @@ impl DiskLogs {
         self.first = self.fsync.log.next();
         self.append(engine);
         self.first = self.fsync.position;
+    }
+
+    /// Whether the fsync log is on disk, or the disk refuses it; `None` while neither is known.
+    pub(super) fn has_first(&self) -> Option<bool> {
+        if self.fsync.durable() >= self.fsync.position.0 {
+            return Some(true);
+        }
+        self.fsync.log.status().failing.map(|_| false)
     }
 
     fn has_begun(&self) -> bool {
@@ -370,15 +379,15 @@ impl DiskLogs {
         self.checkpoints.has_work()
     }
 
-    pub(super) fn next_timer(&self) -> Option<Instant> {
-        let ceiling = (!self.dense).then(|| Instant::now() + CEILING_INTERVAL);
+    pub(super) fn next_timer(&self, now: Instant) -> Option<Instant> {
+        let ceiling = (!self.dense).then(|| now + CEILING_INTERVAL);
         [ceiling, self.checkpoints.next_timer()].into_iter().flatten().min()
     }
 
     pub(super) fn report(&mut self, core: &Core) -> DurabilityStatus {
         self.ceiling.note(durable(&self.fsync.signals, &self.buffered.signals));
         if !self.checkpoints.is_running() {
-            self.reserve.restore_soon();
+            self.reserve.restore_soon(&self.workers);
         }
         let mut logs = [(LogKind::Fsync, self.fsync.report()), (LogKind::Buffered, self.buffered.report())];
         self.checkpoints.measure(
@@ -438,7 +447,9 @@ impl DiskLogs {
 
 /// Writes the Kinds that no log keeps, so that a clean stop loses nothing.
 fn keep_unkept(disk: &dyn Disk, path: &Path, last: Revision, core: &mut Core) {
-    let began = Instant::now();
+    let clock = core.clock.clone();
+    let began = clock.now();
+    let took = move || clock.now().duration_since(began);
     let (mut walk, mut more) = (core.engine.unkept_begin(), true);
     let engine = &mut core.engine;
     let mut next = || {
@@ -455,10 +466,10 @@ fn keep_unkept(disk: &dyn Disk, path: &Path, last: Revision, core: &mut Core) {
     let mut first = next();
     let empty = first.is_none();
     let written =
-        stopped::write(disk, path, last, || first.take().or_else(&mut next), || began.elapsed() < UNKEPT_MAX);
+        stopped::write(disk, path, last, || first.take().or_else(&mut next), || took() < UNKEPT_MAX);
     match written {
         Ok(Some(bytes)) if !empty => {
-            tracing::info!(bytes, took = ?began.elapsed(), "the Kinds of mode none are kept over this stop");
+            tracing::info!(bytes, took = ?took(), "the Kinds of mode none are kept over this stop");
         }
         Ok(Some(_)) => {}
         Ok(None) => {

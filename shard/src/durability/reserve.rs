@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use kindred_wal::{Disk, Layout};
+use kindred_wal::{Disk, Job, Layout, Stepped, Workers};
 
 /// Bytes that must be free beside the reserve when it is created.
 const BESIDE_BYTES: u64 = 12 << 20;
@@ -89,17 +89,13 @@ impl Reserve {
         }
     }
 
-    /// The same on a thread of its own; without effect while one is running.
-    pub fn restore_soon(self: &Arc<Self>) {
+    /// The same as a job of its own; without effect while one is running.
+    pub fn restore_soon(self: &Arc<Self>, workers: &Workers) {
         if !self.is_released() || self.busy.swap(true, Ordering::AcqRel) {
             return;
         }
-        let reserve = self.clone();
-        let run = move || {
-            reserve.restore();
-            reserve.busy.store(false, Ordering::Release);
-        };
-        if std::thread::Builder::new().name("reserve".to_owned()).spawn(run).is_err() {
+        let job = Restore { reserve: self.clone() };
+        if workers.start("reserve".to_owned(), Box::new(job)).is_err() {
             self.busy.store(false, Ordering::Release);
         }
     }
@@ -120,5 +116,22 @@ impl Reserve {
             let _ = if self.is_released() { self.cut_off() } else { self.disk.remove(&self.path) };
         }
         made.is_ok()
+    }
+}
+
+/// The job that recreates the reserve.
+struct Restore {
+    reserve: Arc<Reserve>,
+}
+
+impl Job for Restore {
+    fn run(mut self: Box<Self>) {
+        let _ = self.step();
+    }
+
+    fn step(&mut self) -> Stepped {
+        self.reserve.restore();
+        self.reserve.busy.store(false, Ordering::Release);
+        Stepped::Over
     }
 }

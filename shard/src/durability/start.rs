@@ -4,7 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -16,7 +16,7 @@ use kindred_partition_config::ids::{Revision, Slot};
 use kindred_transport::{private, random::bits as random};
 use kindred_wal::{
     ClockFile, DirectoryLock, Disk, FrameSeq, Layout, Log, LogEnd, LogKind, LogOptions, LogPlaces, OnDamage,
-    RealDisk, Recovered, WalError, recover, segments,
+    RealDisk, Recovered, WalError, Workers, recover, segments,
 };
 use tokio::sync::Notify;
 
@@ -180,92 +180,171 @@ pub(super) async fn open_on(
     settings: &DurabilitySettings,
 ) -> anyhow::Result<(Core, Logs)> {
     let on_damage = on_damage(settings);
-    let began = Instant::now();
+    let workers = Workers::threads();
+    let began = workers.elapsed();
     let (lock, starting) = held.unzip();
     let (of_read, at) = (disk.clone(), layout.clone());
     let dense = config.revisions == RevisionMode::Dense;
     let gathered = Gathered::telling(starting.unwrap_or_default());
     let read = move || around(Point::StartRead, || read(&*of_read, &at, dense, on_damage, gathered));
-    let Read { mut gathered, recovered, clock: clock_file } = tokio::task::spawn_blocking(read).await??;
-    tell(&recovered);
-    let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
-    let wanted = modes(settings);
-    let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
-    if gathered.is_clean(&start) {
-        gathered.take_unkept(&*disk, &layout.stopped());
-    }
-    let found_nothing = gathered.is_nothing();
-    let (versions, clean) = (gathered.versions(), gathered.is_clean(&start));
-    let mut engine = around(Point::StartEngine, || gathered.into_engine(config, &clock, &start))?;
-    if !found_nothing {
-        tracing::info!(versions, clean, took = ?began.elapsed(), "the data directory is read");
-    }
-    // A shard of a cluster that finds no data begins when its clock is confirmed (R3).
-    let waits = found_nothing && !clock.is_confirmed();
-    if !waits {
-        engine.log_changes();
-    }
-    let first = || match dense {
-        true => clock_file
-            .map_or_else(|| ClockFile::create(&*disk, &layout.clock(), Revision::ZERO), |(file, _)| Ok(file)),
-        false => first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock),
-    };
-    let clock_file = around(Point::StartCeiling, first)?;
-    let mut taken = set_modes(&mut engine, &wanted)?;
-    let changed = Arc::new(Notify::new());
-    let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
-    let open = |kind, end| open_log(&disk, &layout, kind, end, settings, &changed);
-    let logs =
-        || anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?));
-    let (fsync, buffered) = around(Point::StartLogs, logs)?;
-    // After the logs, which need room first.
-    let reserve = Reserve::open(disk.clone(), &layout, settings.reserve_bytes);
-    let signals = (fsync.signals.clone(), buffered.signals.clone());
-    let durable = move || durable(&signals.0, &signals.1);
-    let mut logs = DiskLogs {
-        fsync,
-        buffered,
-        disk: disk.clone(),
-        layout: layout.clone(),
-        marks: std::collections::VecDeque::new(),
-        ceiling: CeilingKeeper::start(clock_file, changed.clone(), Box::new(durable))?,
-        dense,
-        changed,
-        first: FrameSeq(0),
-        promised: Revision::ZERO,
-        reserve,
-        checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
-        _lock: lock,
-    };
-    around(Point::StartAppend, || logs.begin(&mut engine));
-    engine.publish();
+    let found = tokio::task::spawn_blocking(read).await??;
+    let place = Place { disk, layout, lock, workers, began };
+    let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
     reach(Point::StartDurable, Side::Before);
-    if on_disk(&logs).await {
-        // It has been read. Should it stay, its revision tells the next start that it is of an earlier stop.
-        let _ = disk.remove(&layout.stopped());
-        if taken == Some(ModesTaken::AfterLog) {
-            taken = set_modes(&mut engine, &wanted)?;
-        }
-    } else {
-        tracing::error!("the disk does not take the log: only reads are served until it does");
-        engine.keep_modes();
-    }
+    let on_disk = on_disk(&opening.logs).await;
+    let opened = opening.finish(on_disk)?;
     reach(Point::StartDurable, Side::After);
-    let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
-    let mut core = Core::new(engine, clock, of_core);
-    (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
-    Ok((core, Logs::OnDisk(Box::new(logs))))
+    Ok(opened)
+}
+
+/// As [`open`], on any disk and with jobs that the caller takes through their steps, for simulations.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_driven(
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    workers: Workers,
+    config: EngineConfig,
+    clock: Clock,
+    of_core: CoreSettings,
+    settings: &DurabilitySettings,
+) -> anyhow::Result<(Core, Logs)> {
+    let dense = config.revisions == RevisionMode::Dense;
+    let (began, gathered) = (workers.elapsed(), Gathered::telling(Starting::default()));
+    let found = read(&*disk, &layout, dense, on_damage(settings), gathered)?;
+    let place = Place { disk, layout, lock: None, workers, began };
+    let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
+    loop {
+        match opening.logs.has_first() {
+            Some(on_disk) => return opening.finish(on_disk),
+            None if opening.logs.workers.work() => {}
+            None => return opening.finish(false),
+        }
+    }
+}
+
+/// The files of a shard, and the workers that write them.
+struct Place {
+    disk: Arc<dyn Disk>,
+    layout: Layout,
+    lock: Option<DirectoryLock>,
+    workers: Workers,
+    /// When the start began.
+    began: Duration,
+}
+
+/// A shard whose files are read and whose logs are open; the records of this start may not be on disk yet.
+struct Opening {
+    engine: Engine,
+    clock: Clock,
+    of_core: CoreSettings,
+    logs: DiskLogs,
+    wanted: KindModes,
+    taken: Option<ModesTaken>,
+    found_nothing: bool,
+}
+
+impl Opening {
+    fn begin(
+        place: Place,
+        found: Read,
+        config: EngineConfig,
+        clock: Clock,
+        of_core: CoreSettings,
+        settings: &DurabilitySettings,
+    ) -> anyhow::Result<Self> {
+        let Place { disk, layout, lock, workers, began } = place;
+        let Read { mut gathered, recovered, clock: clock_file } = found;
+        let dense = config.revisions == RevisionMode::Dense;
+        tell(&recovered);
+        let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
+        let wanted = modes(settings);
+        let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
+        if gathered.is_clean(&start) {
+            gathered.take_unkept(&*disk, &layout.stopped());
+        }
+        let found_nothing = gathered.is_nothing();
+        let (versions, clean) = (gathered.versions(), gathered.is_clean(&start));
+        let mut engine = around(Point::StartEngine, || gathered.into_engine(config, &clock, &start))?;
+        if !found_nothing {
+            let took = workers.elapsed() - began;
+            tracing::info!(versions, clean, ?took, "the data directory is read");
+        }
+        // A shard of a cluster that finds no data begins when its clock is confirmed (R3).
+        let waits = found_nothing && !clock.is_confirmed();
+        if !waits {
+            engine.log_changes();
+        }
+        let first = || match dense {
+            true => clock_file.map_or_else(
+                || ClockFile::create(&*disk, &layout.clock(), Revision::ZERO),
+                |(file, _)| Ok(file),
+            ),
+            false => first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock),
+        };
+        let clock_file = around(Point::StartCeiling, first)?;
+        let taken = set_modes(&mut engine, &wanted)?;
+        let changed = Arc::new(Notify::new());
+        let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
+        let open = |kind, end| open_log(&workers, &disk, &layout, kind, end, settings, &changed);
+        let logs = || {
+            anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?))
+        };
+        let (fsync, buffered) = around(Point::StartLogs, logs)?;
+        // After the logs, which need room first.
+        let reserve = Reserve::open(disk.clone(), &layout, settings.reserve_bytes);
+        let signals = (fsync.signals.clone(), buffered.signals.clone());
+        let durable = move || durable(&signals.0, &signals.1);
+        let mut logs = DiskLogs {
+            fsync,
+            buffered,
+            disk,
+            layout,
+            marks: std::collections::VecDeque::new(),
+            ceiling: CeilingKeeper::start(&workers, clock_file, changed.clone(), Box::new(durable))?,
+            dense,
+            changed,
+            first: FrameSeq(0),
+            promised: Revision::ZERO,
+            reserve,
+            checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
+            workers,
+            _lock: lock,
+        };
+        around(Point::StartAppend, || logs.begin(&mut engine));
+        engine.publish();
+        Ok(Self { engine, clock, of_core, logs, wanted, taken, found_nothing })
+    }
+
+    /// Ends the start, with the records on disk or refused by it.
+    fn finish(self, on_disk: bool) -> anyhow::Result<(Core, Logs)> {
+        let Self { mut engine, clock, of_core, logs, wanted, mut taken, found_nothing } = self;
+        if on_disk {
+            // It has been read. Should it stay, its revision tells the next start that it is of an earlier stop.
+            let _ = logs.disk.remove(&logs.layout.stopped());
+            if taken == Some(ModesTaken::AfterLog) {
+                taken = set_modes(&mut engine, &wanted)?;
+            }
+        } else {
+            tracing::error!("the disk does not take the log: only reads are served until it does");
+            engine.keep_modes();
+        }
+        let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
+        let mut core = Core::new(engine, clock, of_core);
+        (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
+        Ok((core, Logs::OnDisk(Box::new(logs))))
+    }
 }
 
 /// Waits until the fsync log is on disk; `false` when the disk refuses or takes too long.
 async fn on_disk(logs: &DiskLogs) -> bool {
     let deadline = tokio::time::Instant::now() + FIRST_SYNC_MAX;
     loop {
-        if logs.fsync.durable() >= logs.fsync.position.0 {
-            return true;
+        if let Some(on_disk) = logs.has_first() {
+            return on_disk;
         }
-        let failing = logs.fsync.log.status().failing.is_some();
-        if failing || tokio::time::timeout_at(deadline, logs.changed.notified()).await.is_err() {
+        if tokio::time::timeout_at(deadline, logs.changed.notified()).await.is_err() {
             return false;
         }
     }
@@ -316,6 +395,7 @@ fn log_bytes(disk: &dyn Disk, layout: &Layout, kind: LogKind) -> u64 {
 }
 
 fn open_log(
+    workers: &Workers,
     disk: &Arc<dyn Disk>,
     layout: &Layout,
     kind: LogKind,
@@ -327,6 +407,6 @@ fn open_log(
     let segment_bytes = settings.segment_bytes.unwrap_or(usual.segment_bytes);
     let options = LogOptions { flush_interval: settings.flush_interval, segment_bytes, ..usual };
     let (signals, events) = events(kind, changed.clone());
-    let log = Log::open(disk.clone(), layout.log(kind), options, end, events)?;
+    let log = Log::open_with(workers, disk.clone(), layout.log(kind), options, end, events)?;
     Ok(OpenLog::new(log, signals))
 }

@@ -89,6 +89,7 @@ mod recover;
 mod scan;
 mod segments;
 pub mod sim;
+mod workers;
 mod writer;
 
 pub use self::{
@@ -104,5 +105,6 @@ pub use self::{
     recover::{Progress, Recovered, Recovery, Source, recover},
     scan::{Frame, LogEnd, Visit, Wanted, scan},
     segments::{Segment, removable, segments},
+    workers::{Driven, Job, Stepped, Workers},
     writer::{Event, Failure, FailureReason, LogStatus},
 };

@@ -23,6 +23,7 @@ use crate::{
         core::{Core, Step, Sync},
         executor::{Executor, ToSync},
     },
+    workers::{Job, Stepped, Workers},
 };
 
 /// A log that is open for appending.
@@ -54,7 +55,7 @@ struct Shared {
     sync_work: Condvar,
     /// Notified when frames became durable or a step failed.
     progress: Condvar,
-    begun: Instant,
+    workers: Workers,
 }
 
 impl std::fmt::Debug for Shared {
@@ -103,16 +104,30 @@ impl Log {
         directory: PathBuf,
         options: LogOptions,
         end: LogEnd,
+        events: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Self, WalError> {
+        Self::open_with(&Workers::threads(), disk, directory, options, end, events)
+    }
+
+    /// As [`Log::open`], with the workers that write and sync.
+    ///
+    /// # Errors
+    /// As [`Log::open`].
+    pub fn open_with(
+        workers: &Workers,
+        disk: Arc<dyn Disk>,
+        directory: PathBuf,
+        options: LogOptions,
+        end: LogEnd,
         mut events: impl FnMut(Event) + Send + 'static,
     ) -> Result<Self, WalError> {
         prepare(&*disk, &directory, &end)?;
         let kind = options.kind;
-        let begun = Instant::now();
-        let mut core = Core::new(options.clone(), end, Duration::ZERO);
+        let mut core = Core::new(options.clone(), end, workers.elapsed());
         let mut executor = Executor::new(disk, directory.clone(), options);
-        let first = core.next(begun.elapsed());
+        let first = core.next(workers.elapsed());
         let outcome = executor.perform(&first);
-        core.done(begun.elapsed(), outcome).into_iter().for_each(&mut events);
+        core.done(workers.elapsed(), outcome).into_iter().for_each(&mut events);
         let shared = Arc::new(Shared {
             events: Mutex::new(Box::new(events)),
             to_sync: Mutex::new(executor.take_to_sync()),
@@ -120,17 +135,16 @@ impl Log {
             work: Condvar::new(),
             sync_work: Condvar::new(),
             progress: Condvar::new(),
-            begun,
+            workers: workers.clone(),
         });
         let mut log = Self { shared: Arc::clone(&shared), threads: Vec::new() };
-        let spawn = |name: String, run: Box<dyn FnOnce() + Send>| {
-            let spawned = thread::Builder::new().name(name).spawn(run);
-            spawned.map_err(WalError::io("start the writer of", &directory))
+        let start = |name: String, job: Box<dyn Job>| {
+            workers.start(name, job).map_err(WalError::io("start the writer of", &directory))
         };
-        let writer = Arc::clone(&shared);
-        log.threads.push(spawn(format!("wal-{kind}"), Box::new(move || writer.run(&mut executor)))?);
+        let writer = Writer { shared: Arc::clone(&shared), executor };
+        log.threads.extend(start(format!("wal-{kind}"), Box::new(writer))?);
         if kind == LogKind::Buffered {
-            log.threads.push(spawn(format!("wal-{kind}-sync"), Box::new(move || shared.run_syncs()))?);
+            log.threads.extend(start(format!("wal-{kind}-sync"), Box::new(Syncer { shared }))?);
         }
         Ok(log)
     }
@@ -158,7 +172,7 @@ impl Log {
 
     fn change<T>(&self, change: impl FnOnce(&mut Core, Duration) -> T) -> T {
         let mut state = self.shared.state.lock();
-        let answer = change(&mut state.core, self.shared.begun.elapsed());
+        let answer = change(&mut state.core, self.shared.workers.elapsed());
         self.shared.wake(state);
         answer
     }
@@ -190,7 +204,7 @@ impl Log {
     /// A snapshot of the log's progress.
     #[must_use]
     pub fn status(&self) -> LogStatus {
-        self.shared.state.lock().core.status(self.shared.begun.elapsed())
+        self.shared.state.lock().core.status(self.shared.workers.elapsed())
     }
 
     /// Waits until a frame is durable, without blocking other callers. Returns `false` on timeout.
@@ -216,6 +230,8 @@ impl Log {
         let mut state = self.shared.state.lock();
         state.core.hurry();
         self.shared.wake(state);
+        // Nobody else takes driven jobs through their steps now.
+        self.shared.workers.work();
         let mut state = self.shared.state.lock();
         let why = loop {
             if state.core.is_idle() {
@@ -284,33 +300,29 @@ impl Shared {
     fn done(&self, take_in: impl FnOnce(&mut Core, Duration) -> Vec<Event>) {
         let mut events = self.events.lock();
         let mut state = self.state.lock();
-        let told = take_in(&mut state.core, self.begun.elapsed());
+        let told = take_in(&mut state.core, self.workers.elapsed());
         self.wake(state);
         self.progress.notify_all();
         told.into_iter().for_each(&mut *events);
     }
 
-    fn run(&self, executor: &mut Executor) {
-        while let Some(step) = self.next_step() {
-            let outcome: Result<(), Failure> = executor.perform(&step);
-            // Free the frames, which may be large and not referenced elsewhere.
-            drop(step);
-            if let Some(made) = executor.take_to_sync() {
-                *self.to_sync.lock() = Some(made);
-            }
-            self.done(|core, now| core.done(now, outcome));
+    fn write(&self, executor: &mut Executor, step: Step) {
+        let outcome: Result<(), Failure> = executor.perform(&step);
+        // Free the frames, which may be large and not referenced elsewhere.
+        drop(step);
+        if let Some(made) = executor.take_to_sync() {
+            *self.to_sync.lock() = Some(made);
         }
+        self.done(|core, now| core.done(now, outcome));
     }
 
-    fn run_syncs(&self) {
-        while let Some(sync) = self.next_sync() {
-            let mut to_sync = self.to_sync.lock();
-            // If another segment was created meanwhile, that one has all frames that were not durable.
-            let segment = to_sync.as_mut().filter(|segment| segment.number == sync.number);
-            let outcome = segment.map(ToSync::sync);
-            drop(to_sync);
-            self.done(|core, now| core.synced(now, outcome));
-        }
+    fn sync(&self, sync: &Sync) {
+        let mut to_sync = self.to_sync.lock();
+        // If another segment was created meanwhile, that one has all frames that were not durable.
+        let segment = to_sync.as_mut().filter(|segment| segment.number == sync.number);
+        let outcome = segment.map(ToSync::sync);
+        drop(to_sync);
+        self.done(|core, now| core.synced(now, outcome));
     }
 
     /// Waits for something to sync; `None` when the log ends.
@@ -320,7 +332,7 @@ impl Shared {
             if state.stop {
                 return None;
             }
-            let now = self.begun.elapsed();
+            let now = self.workers.elapsed();
             if let Some(sync) = state.core.next_sync(now) {
                 return Some(sync);
             }
@@ -329,7 +341,7 @@ impl Shared {
             match until {
                 None => self.sync_work.wait(&mut state),
                 Some(until) => {
-                    self.sync_work.wait_until(&mut state, self.begun + until);
+                    self.sync_work.wait_until(&mut state, self.workers.instant(until));
                 }
             }
             state.sync_sleeps = None;
@@ -343,13 +355,13 @@ impl Shared {
             if state.stop {
                 return None;
             }
-            match state.core.next(self.begun.elapsed()) {
+            match state.core.next(self.workers.elapsed()) {
                 Step::Wait(until) => {
                     state.sleeps = Some(Sleep(until));
                     match until {
                         None => self.work.wait(&mut state),
                         Some(until) => {
-                            self.work.wait_until(&mut state, self.begun + until);
+                            self.work.wait_until(&mut state, self.workers.instant(until));
                         }
                     }
                     state.sleeps = None;
@@ -357,6 +369,60 @@ impl Shared {
                 step @ (Step::Create(_) | Step::Commit(_)) => return Some(step),
             }
         }
+    }
+}
+
+/// Writes the log's frames.
+struct Writer {
+    shared: Arc<Shared>,
+    executor: Executor,
+}
+
+impl Job for Writer {
+    fn run(mut self: Box<Self>) {
+        while let Some(step) = self.shared.next_step() {
+            self.shared.write(&mut self.executor, step);
+        }
+    }
+
+    fn step(&mut self) -> Stepped {
+        let mut state = self.shared.state.lock();
+        if state.stop {
+            return Stepped::Over;
+        }
+        match state.core.next(self.shared.workers.elapsed()) {
+            Step::Wait(until) => Stepped::Idle(until),
+            step @ (Step::Create(_) | Step::Commit(_)) => {
+                drop(state);
+                self.shared.write(&mut self.executor, step);
+                Stepped::Worked
+            }
+        }
+    }
+}
+
+/// Syncs what the writer of the buffered log wrote.
+struct Syncer {
+    shared: Arc<Shared>,
+}
+
+impl Job for Syncer {
+    fn run(self: Box<Self>) {
+        while let Some(sync) = self.shared.next_sync() {
+            self.shared.sync(&sync);
+        }
+    }
+
+    fn step(&mut self) -> Stepped {
+        let mut state = self.shared.state.lock();
+        if state.stop {
+            return Stepped::Over;
+        }
+        let next = state.core.next_sync(self.shared.workers.elapsed());
+        let Some(sync) = next else { return Stepped::Idle(state.core.syncs_at()) };
+        drop(state);
+        self.shared.sync(&sync);
+        Stepped::Worked
     }
 }
 
