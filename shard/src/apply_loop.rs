@@ -123,6 +123,17 @@ impl ApplyLoop {
         self.machine.next_timer()
     }
 
+    /// Ends cleanly, as [`ApplyLoop::end`] does, with jobs of the logs that nobody else takes through their steps.
+    pub fn end_driven(mut self) {
+        self.machine.refuse_waiting();
+        while self.machine.waits_for_logs() && self.machine.logs.work() {
+            let now = self.machine.core.clock.now();
+            self.machine.drain(now);
+        }
+        let Machine { mut core, logs, .. } = self.machine;
+        logs.close_driven(&mut core);
+    }
+
     /// The state that the loop owns, for a simulation to look at between turns.
     pub fn core(&mut self) -> &mut Core {
         &mut self.machine.core

@@ -164,6 +164,22 @@ impl Logs {
         }
     }
 
+    /// Takes driven jobs through their steps until none works. Returns whether one did.
+    pub fn work(&self) -> bool {
+        match self {
+            Self::Memory(_) => false,
+            Self::OnDisk(logs) => logs.workers.work(),
+        }
+    }
+
+    /// As [`Logs::close`], with driven jobs.
+    pub fn close_driven(self, core: &mut Core) {
+        match self {
+            Self::Memory(_) => {}
+            Self::OnDisk(logs) => logs.close_driven(core),
+        }
+    }
+
     /// Stops cleanly: everything appended is written, and the next start finds that nothing is missing.
     pub async fn close(self, core: &mut Core) {
         match self {

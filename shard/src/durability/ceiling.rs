@@ -255,9 +255,7 @@ impl Keep {
         match stored {
             Ok(durable) => {
                 let took = (self.workers.elapsed() - began).as_micros();
-                self.shared
-                    .took_micros
-                    .store(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Release);
+                self.shared.took_micros.store(u64::try_from(took).unwrap_or(u64::MAX), Ordering::Release);
                 self.shared.ceiling.store(ceiling.get(), Ordering::Release);
                 *self.shared.noted.lock().unwrap_or_else(PoisonError::into_inner) = Some(durable);
                 self.wanted = None;

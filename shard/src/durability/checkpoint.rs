@@ -16,8 +16,8 @@ use std::{
 use kindred_engine::engine::checkpoint::Walk;
 use kindred_transport::random::bits as random;
 use kindred_wal::{
-    Batch, Checkpoint, CheckpointWriter, Disk, Frame, Job, Layout, LogKind, LogPlaces, Record, Stepped, Visit,
-    VisitError, WalError, Workers, checkpoints, read_checkpoint, segments, sweep,
+    Batch, Checkpoint, CheckpointWriter, Disk, Frame, Job, Layout, LogKind, LogPlaces, Record, Stepped,
+    Visit, VisitError, WalError, Workers, checkpoints, read_checkpoint, segments, sweep,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -390,7 +390,9 @@ impl Writer {
     }
 
     fn take(&mut self, work: Work) {
-        let Stage::Writing { mut file, tight } = std::mem::replace(&mut self.stage, Stage::Ended) else { return };
+        let Stage::Writing { mut file, tight } = std::mem::replace(&mut self.stage, Stage::Ended) else {
+            return;
+        };
         match work {
             Work::Write(batch) => match file.write(batch) {
                 Ok(()) => {

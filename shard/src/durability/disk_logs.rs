@@ -406,6 +406,27 @@ impl DiskLogs {
     /// Stops cleanly: writes everything, then the marks that nothing is missing, then lowers the ceiling to the last
     /// promise.
     pub(super) async fn close(mut self: Box<Self>, core: &mut Core) {
+        let last = self.mark_clean(core);
+        let (disk, path) = (self.disk.clone(), self.layout.stopped());
+        match tokio::task::spawn_blocking(move || self.close_files(last)).await {
+            // After the logs, so that they are closed whatever becomes of it.
+            Ok((true, _lock)) => around(Point::StopUnkept, || keep_unkept(&*disk, &path, last, core)),
+            Ok((false, _lock)) => {}
+            Err(_) => tracing::error!("the logs were not closed; the next start is one after a crash"),
+        }
+    }
+
+    /// As [`Self::close`], with driven jobs.
+    pub(super) fn close_driven(mut self: Box<Self>, core: &mut Core) {
+        let last = self.mark_clean(core);
+        let (disk, path) = (self.disk.clone(), self.layout.stopped());
+        if self.close_files(last).0 {
+            keep_unkept(&*disk, &path, last, core);
+        }
+    }
+
+    /// Appends what is left, and to each log the mark that nothing is missing. Returns the last revision.
+    fn mark_clean(&mut self, core: &mut Core) -> Revision {
         self.append(&mut core.engine);
         let last = core.engine.last_revision();
         around(Point::StopMark, || {
@@ -415,13 +436,7 @@ impl DiskLogs {
                 log.append(clean);
             }
         });
-        let (disk, path) = (self.disk.clone(), self.layout.stopped());
-        match tokio::task::spawn_blocking(move || self.close_files(last)).await {
-            // After the logs, so that they are closed whatever becomes of it.
-            Ok((true, _lock)) => around(Point::StopUnkept, || keep_unkept(&*disk, &path, last, core)),
-            Ok((false, _lock)) => {}
-            Err(_) => tracing::error!("the logs were not closed; the next start is one after a crash"),
-        }
+        last
     }
 
     /// Closes the files. Returns whether the next start will find a clean stop, and the lock, which the rest of the

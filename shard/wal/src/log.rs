@@ -18,12 +18,12 @@ use crate::{
     options::LogOptions,
     record::{Batch, TooLarge},
     scan::LogEnd,
+    workers::{Job, Stepped, Workers},
     writer::{
         Event, Failure, LogStatus,
         core::{Core, Step, Sync},
         executor::{Executor, ToSync},
     },
-    workers::{Job, Stepped, Workers},
 };
 
 /// A log that is open for appending.

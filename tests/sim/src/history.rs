@@ -2,6 +2,7 @@
 //! of everything. Invariants read it when the run is over.
 
 use std::cell::{Ref, RefCell, RefMut};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use kindred_engine::engine::Event;
@@ -9,6 +10,8 @@ use kindred_partition_config::ids::{LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_router_core::store::StoreIx;
 
+use crate::shard::files::{End, Modes};
+use crate::topology::KINDS;
 use crate::world::{Life, Micros, World};
 
 /// A place in the order of everything.
@@ -60,6 +63,33 @@ pub struct Published {
     pub kind: usize,
     /// The event.
     pub event: TruthEvent,
+    /// When its store restarted without it.
+    pub lost: Option<Order>,
+}
+
+impl Published {
+    /// Whether its store did not have it any more by then.
+    #[must_use]
+    pub fn is_lost_by(&self, order: Order) -> bool {
+        self.lost.is_some_and(|lost| lost < order)
+    }
+}
+
+/// The start of a store's process after the first.
+#[derive(Debug, Clone, Copy)]
+pub struct Restart {
+    /// When.
+    pub order: Order,
+    /// The same in virtual time.
+    pub at: Micros,
+    /// Of which store.
+    pub store: StoreIx,
+    /// How the process before it ended.
+    pub end: End,
+    /// What the store says that it has of each Kind: every event up to there.
+    pub kept: [Revision; KINDS],
+    /// The first revision of the new process.
+    pub start: Revision,
 }
 
 /// A store's current revision of a Kind, when it changed.
@@ -327,6 +357,20 @@ pub enum LeaseStep {
 pub struct Record {
     /// Where each store began.
     pub starts: Vec<(StoreIx, Revision)>,
+    /// Every restart.
+    pub restarts: Vec<Restart>,
+    /// Stores whose process has ended, and how.
+    pub ended: BTreeMap<StoreIx, End>,
+    /// Up to where each store said at its last restart that it has every event of a Kind.
+    pub durable: BTreeMap<(StoreIx, usize), Revision>,
+    /// Where what a store found contradicts what it says of it.
+    pub contradictions: Vec<String>,
+    /// Leases that a restart lost, and how the process ended.
+    pub leases_lost: Vec<(Order, LeaseId, End)>,
+    /// Grants that a client was told of.
+    pub granted: Vec<(Order, LeaseId)>,
+    /// The mode of each Kind; none when stores keep nothing.
+    pub modes: Option<Modes>,
     /// Every event.
     pub events: Vec<Published>,
     /// Every current revision.
@@ -359,6 +403,17 @@ pub struct Record {
     pub kind_stores: Vec<Vec<StoreIx>>,
 }
 
+impl Record {
+    /// The highest revision that a store has shown or assigned.
+    #[must_use]
+    pub fn highest(&self, store: StoreIx) -> Revision {
+        let events =
+            self.events.iter().filter(|event| event.store == store).map(|event| event.event.revision);
+        let currents = self.currents.iter().filter(|current| current.store == store);
+        events.chain(currents.map(|current| current.current)).max().unwrap_or(Revision::ZERO)
+    }
+}
+
 /// Where it is written.
 pub struct History {
     world: World,
@@ -386,7 +441,95 @@ impl History {
     /// A store begins.
     pub fn started(&self, store: StoreIx, start: Revision) {
         self.world.note(format_args!("s{} starts at {start}", store.0));
-        self.write().starts.push((store, start));
+        let order = self.world.order();
+        let record = &mut *self.write();
+        record.starts.push((store, start));
+        let Some(end) = record.ended.remove(&store) else { return };
+        let kept = |kind| record.durable.get(&(store, kind)).copied().unwrap_or(Revision(i64::MAX));
+        let kept = std::array::from_fn(kept);
+        record.restarts.push(Restart { order, at: self.world.now(), store, end, kept, start });
+    }
+
+    /// A store's process ends.
+    pub fn ended(&self, store: StoreIx, how: End) {
+        self.write().ended.insert(store, how);
+    }
+
+    /// The last event of a Kind that a store has published, or where it began; none before its first start.
+    #[must_use]
+    pub fn last_published(&self, store: StoreIx, kind: usize) -> Option<Revision> {
+        let record = self.read();
+        let of = record.events.iter().filter(|event| event.store == store && event.kind == kind);
+        let first = record.starts.iter().find(|(of, _)| *of == store).map(|(_, start)| *start);
+        of.map(|event| event.event.revision).max().or(first)
+    }
+
+    /// A store has restarted and says that it has every event of a Kind up to `durable`: published events behind that
+    /// are lost. What it found, the last write of each key, must agree with that.
+    pub fn lost(&self, store: StoreIx, kind: usize, durable: Revision, found: &BTreeMap<Vec<u8>, Revision>) {
+        let order = self.world.order();
+        let last = self.last_published(store, kind).unwrap_or(Revision::ZERO);
+        let record = &mut *self.write();
+        let mut there: BTreeMap<&[u8], Option<Revision>> = BTreeMap::new();
+        let of = |event: &&mut Published| event.store == store && event.kind == kind && event.lost.is_none();
+        for published in record.events.iter_mut().filter(of) {
+            let event = &published.event;
+            if event.revision > durable {
+                self.world.note(format_args!(
+                    "s{} lost {} at {}",
+                    store.0,
+                    event.key.escape_ascii(),
+                    event.revision
+                ));
+                published.lost = Some(order);
+            } else {
+                there.insert(&published.event.key, Some(event.revision).filter(|_| !event.is_delete));
+            }
+        }
+        // What is behind the last published event was not published before the end, and will be now.
+        let published = |revision: &Revision| *revision <= last;
+        let wrong = there.iter().find(|(key, known)| {
+            let found = found.get(**key);
+            match (found, known) {
+                (Some(found), known) => published(found) && Some(*found) != **known,
+                // A deletion that was not published may have ended it.
+                (None, Some(_)) => durable <= last,
+                (None, None) => false,
+            }
+        });
+        let extra = found.iter().find(|(key, at)| published(at) && !there.contains_key(key.as_slice()));
+        let keys =
+            wrong.map(|(key, known)| (key.to_vec(), *known)).or(extra.map(|(key, _)| (key.clone(), None)));
+        if let Some((key, known)) = keys {
+            record.contradictions.push(format!(
+                "store {} has all up to {durable}, but {} at {:?} instead of {known:?}",
+                store.0,
+                key.escape_ascii(),
+                found.get(&key)
+            ));
+        }
+        record.durable.insert((store, kind), durable);
+    }
+
+    /// A store has restarted with these leases of its own.
+    pub fn leases_found(&self, store: StoreIx, found: &[LeaseId]) {
+        let order = self.world.order();
+        let record = &mut *self.write();
+        let Some(end) = record.ended.get(&store).copied() else { return };
+        let mut live: BTreeMap<LeaseId, bool> = BTreeMap::new();
+        for (_, id, _, step) in record.leases.iter().filter(|(_, _, home, _)| *home == store) {
+            match step {
+                LeaseStep::Granted => drop(live.insert(*id, true)),
+                LeaseStep::Ended => drop(live.insert(*id, false)),
+                LeaseStep::Asked(_) => {}
+            }
+        }
+        let known: BTreeSet<LeaseId> = record.leases_lost.iter().map(|(_, id, _)| *id).collect();
+        let lost = live.into_iter().filter(|(id, live)| *live && !found.contains(id) && !known.contains(id));
+        for (id, _) in lost {
+            self.world.note(format_args!("s{} lost lease {id}", store.0));
+            record.leases_lost.push((order, id, end));
+        }
     }
 
     /// A store made events visible.
@@ -400,7 +543,7 @@ impl History {
                 event.key.escape_ascii(),
                 event.revision
             ));
-            self.write().events.push(Published { order, store, kind, event });
+            self.write().events.push(Published { order, store, kind, event, lost: None });
         }
     }
 

@@ -6,6 +6,7 @@ use std::fmt;
 use crate::history::Record;
 
 pub mod liveness;
+pub mod r10_lost;
 pub mod r12_leases;
 pub mod r1_unique;
 pub mod r3_bounded;
@@ -17,6 +18,7 @@ pub mod r6_order;
 pub mod r7_progress;
 pub mod r8_shown;
 pub mod r8_start;
+pub mod r9_durable;
 pub mod watch_events;
 
 /// A breach.
@@ -48,6 +50,8 @@ pub const ALL: &[(&str, Check)] = &[
     ("r7_progress", r7_progress::check),
     ("r8_shown", r8_shown::check),
     ("r8_start", r8_start::check),
+    ("r9_durable", r9_durable::check),
+    ("r10_lost", r10_lost::check),
     ("r12_leases", r12_leases::check),
     ("watch_events", watch_events::check),
     ("liveness", liveness::check),

@@ -13,8 +13,8 @@
 //! | [`sabotage`] | what can be broken on purpose |
 //! | [`run`], [`many`] | a seed, and many |
 //!
-//! Shards stall and lose connections here; they do not restart, because what survives a restart is a log's business
-//! (R2, R10).
+//! Shards stall, lose connections, and restart: told to, killed, after a power loss, or with an empty disk. Their files
+//! are on a simulated disk, and the product's jobs write them ([`shard::files`]).
 
 #![forbid(unsafe_code)]
 

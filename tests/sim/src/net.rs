@@ -9,6 +9,7 @@ use kindred_router_core::store::StoreIx;
 
 use crate::messages::{CallError, Reply, Request, StreamIn, StreamOut};
 use crate::shard::Shard;
+use crate::shard::files::End;
 use crate::world::{Answer, Life, MS, Micros, NATURE, SECOND, World, answer};
 
 /// How long a router waits for a store.
@@ -38,6 +39,8 @@ pub struct Stream {
     /// Messages on their way or not read yet: a shard makes no more than a few ahead.
     pub unread: Cell<usize>,
     shard: Rc<Shard>,
+    /// The incarnation of the shard that it leads to.
+    pub to_life: Option<Life>,
     to_router: RefCell<Option<Deliver>>,
 }
 
@@ -98,9 +101,21 @@ impl Net {
         }
     }
 
-    /// Connects again.
+    /// Connects again, if there is a process to connect to.
     pub fn heal(&self, router: usize, store: usize) {
-        self.links[router][store].down.set(false);
+        self.links[router][store].down.set(!self.shards[store].runs());
+    }
+
+    /// A store's process ends, and all its links with it.
+    pub fn end_store(&self, store: usize, how: End) {
+        self.shards[store].stop(how);
+        (0..self.links.len()).for_each(|router| self.cut(router, store));
+    }
+
+    /// A store's process starts, and routers reach it.
+    pub fn start_store(&self, store: usize) {
+        self.shards[store].start();
+        (0..self.links.len()).for_each(|router| self.heal(router, store));
     }
 
     /// Heals all links, and nothing is late any more.
@@ -142,13 +157,14 @@ impl Net {
         }
         let (reply, replied) = answer();
         let (shard, world, back) = (self.shards[store.0].clone(), self.world.clone(), self.delay());
-        let (generation, then) = (link.generation.clone(), link.generation.get());
+        let (generation, then, life) = (link.generation.clone(), link.generation.get(), shard.life());
         self.world.after(self.delay(), NATURE, move || {
             // A request on a link that broke meanwhile has left it, or not.
             if generation.get() != then && world.chance(50) {
                 return;
             }
             shard.receive(
+                life,
                 request,
                 Box::new(move |result| world.after(back, NATURE, move || reply.send(result))),
             );
@@ -168,6 +184,7 @@ impl Net {
             last_in: Cell::new(0),
             last_out: Cell::new(0),
             unread: Cell::new(0),
+            to_life: self.shards[store.0].life(),
             shard: self.shards[store.0].clone(),
             to_router: RefCell::new(Some(to_router)),
         });

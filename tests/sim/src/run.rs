@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
+use kindred_partition_config::model::Durability;
 use kindred_router_core::plan::Placement;
 use kindred_router_core::store::StoreIx;
 
@@ -15,6 +16,7 @@ use crate::net::Net;
 use crate::router::Router;
 use crate::sabotage::Sabotage;
 use crate::shard::Shard;
+use crate::shard::files::End;
 use crate::topology::{KINDS, Topology};
 use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
 
@@ -22,6 +24,9 @@ use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
 const BUSY_MAX: Micros = 40 * SECOND;
 /// What is left to do once faults have ended is done within this: the longest deadlines and periods, and one more.
 pub const SETTLE: Micros = 35 * SECOND;
+
+/// The modes that a Kind may have where stores have files.
+const MODES: [Durability; 4] = [Durability::Fsync, Durability::Fsync, Durability::Buffered, Durability::None];
 
 /// What a run did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,7 +45,7 @@ pub struct Counts {
     pub delivered: u64,
     /// Promises on watch streams.
     pub progress: u64,
-    /// Links cut, shards stalled, routers killed, clocks set.
+    /// Links cut, shards stalled or restarted, routers killed, clocks set.
     pub faults: u64,
     /// Breaches.
     pub violations: u64,
@@ -118,15 +123,17 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     let topology = Rc::new(Topology::new(2 + world.index(3)));
     let stores = topology.slots.len();
     let weather = *world.pick(&[Weather::Fair, Weather::Fair, Weather::Rough, Weather::Rough, Weather::Foul]);
+    let modes = world.chance(60).then(|| std::array::from_fn(|_| *world.pick(&MODES)));
     let bad = (weather == Weather::Foul).then(|| world.index(stores));
     let shards: Vec<_> = (0..stores)
         .map(|store| {
             let clock = WallClock::new(&world, weather, bad == Some(store));
-            Shard::new(&world, &history, &topology, StoreIx(store), clock, sabotage)
+            Shard::new(&world, &history, &topology, StoreIx(store), clock, modes.as_ref(), sabotage)
         })
         .collect();
     {
         let mut record = history.write();
+        record.modes = modes;
         record.bad_stores = bad.into_iter().map(StoreIx).collect();
         let stores_of = |kind| {
             let parts = topology.routes.parts_of(&topology.kind_range(kind));
@@ -161,6 +168,10 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         world.run_until(world.now() + 100 * MS);
     }
     clients.over.set(true);
+    // Stores that are down come back by themselves.
+    while !shards.iter().all(|shard| shard.runs()) && world.steps() < STEPS_MAX {
+        world.run_until(world.now() + 100 * MS);
+    }
     net.calm_down();
     for at in 0..2 {
         let stopped = clients.routers.borrow()[at].is_none();
@@ -232,7 +243,7 @@ async fn make_trouble(
         faults.set(faults.get() + 1);
         let (router, store) = (clients.any_router(), world.index(shards.len()));
         let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
-        match world.below(10) {
+        match world.below(13) {
             0..=3 => {
                 world.note(format_args!("r{router} loses s{store} for {how_long}"));
                 clients.net.cut(router, store);
@@ -246,6 +257,17 @@ async fn make_trouble(
             6..=7 if weather != Weather::Fair => {
                 shards[store].wall.step(world);
                 world.note(format_args!("the clock of s{store} is set"));
+            }
+            10..=12 => {
+                let fair = weather == Weather::Fair;
+                let end = match clients.history.read().modes {
+                    Some(_) => *world.pick(&[End::Clean, End::Killed, End::PowerLoss, End::PowerLoss]),
+                    None => End::DiskLost,
+                };
+                let end = if fair && world.chance(20) { End::DiskLost } else { end };
+                if shards[store].runs() && (fair || end != End::DiskLost) {
+                    restart(&clients, store, end, how_long);
+                }
             }
             _ => {
                 let stopped = clients.routers.borrow_mut()[router].take();
@@ -261,6 +283,22 @@ async fn make_trouble(
             }
         }
     }
+}
+
+/// Ends a store's process, and starts another one later.
+fn restart(clients: &Rc<Clients>, store: usize, end: End, how_long: Micros) {
+    let (net, history, world) = (clients.net.clone(), clients.history.clone(), clients.world.clone());
+    net.end_store(store, end);
+    clients.world.spawn(NATURE, async move {
+        world.sleep(how_long).await;
+        // What a lost disk knew of the clock is lost too: its successor begins when the wall is past it.
+        while end == End::DiskLost
+            && net.shards()[store].wall_revision() <= history.read().highest(StoreIx(store))
+        {
+            world.sleep(100 * MS).await;
+        }
+        net.start_store(store);
+    });
 }
 
 fn note_end(history: &History, shards: &[Rc<Shard>]) {

@@ -29,4 +29,8 @@ pub enum Sabotage {
     NoLeaseEnd,
     /// A store that lost its connection is not watched again.
     NoResume,
+    /// A shard keeps what must be on disk as if it need not be (R9).
+    WeakModes,
+    /// Routers do not hear what stores have lost (R10).
+    NoGaps,
 }

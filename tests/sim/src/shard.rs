@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use kindred_engine::engine::{
-    Engine, EngineConfig, PinId, RevisionMode, StreamId, WallMicros, WatchOut, WatchSpec,
-};
-use kindred_engine::ops::{Contents, RangeAnswer, RangeQuery, RevisionFilter};
+use kindred_engine::engine::{Engine, EngineConfig, PinId, RevisionMode, StreamId, WatchOut, WatchSpec};
+use kindred_engine::ops::{Contents, RangeQuery, RevisionFilter};
 use kindred_engine::trust::ClockTrust;
+use kindred_engine::version::Version;
 use kindred_partition_config::ids::{LeaseId, Revision, SLOT_BITS, Slot};
 use kindred_partition_config::key::KeyRange;
 use kindred_router_core::store::StoreIx;
@@ -27,6 +26,7 @@ use kindred_shard::durability::Logs;
 use kindred_shard::etcd_status::KvError;
 use kindred_shard::handle::{self, Handle};
 use kindred_shard::read_hints::ReadHints;
+use kindred_wal::{Driven, Stepped};
 use parking_lot::Mutex;
 
 use crate::clocks::WallClock;
@@ -35,9 +35,12 @@ use crate::messages::{CallError, Reply, Request, StreamIn};
 use crate::net::Stream;
 use crate::sabotage::Sabotage;
 use crate::topology::{KINDS, Topology};
-use crate::world::{Micros, NATURE, SECOND, World};
+use crate::world::{Life, Micros, SECOND, World};
 
+pub mod files;
 mod streams;
+
+use self::files::{End, Files, Modes};
 
 /// The maximum clock offset (R3).
 pub const OFFSET_MAX: Micros = 10 * SECOND;
@@ -60,97 +63,242 @@ struct Times {
 /// What a turn did to leases, in order.
 type LeaseNotes = Arc<Mutex<Vec<(LeaseId, LeaseStep)>>>;
 
-/// One shard.
+/// One shard, over all its incarnations.
 pub struct Shard {
     /// Its place among the stores.
     pub index: StoreIx,
     world: World,
     history: Rc<History>,
+    topology: Rc<Topology>,
     /// Its wall clock.
     pub wall: WallClock,
     times: Arc<Times>,
-    handle: Handle,
-    apply_loop: RefCell<ApplyLoop>,
-    leases: LeaseNotes,
-    streams: RefCell<Vec<Rc<streams::Inbox>>>,
-    /// Watches of all Kinds, which tell what is published.
-    truth: Vec<StreamId>,
-    /// What each Kind showed last, as recorded.
-    shown: RefCell<Vec<Revision>>,
-    /// When its next turn comes, if that is planned.
-    planned: Cell<Option<Micros>>,
+    /// Its files, and which Kinds they keep; none for a shard that keeps nothing.
+    files: Option<Files>,
+    process: RefCell<Option<Rc<Process>>>,
     /// It does nothing until then.
     stalled_until: Cell<Micros>,
     sabotage: Option<Sabotage>,
     kinds: Vec<KeyRange>,
 }
 
+/// One incarnation of a shard: what ends when its process does.
+struct Process {
+    life: Life,
+    handle: Handle,
+    apply_loop: RefCell<Option<ApplyLoop>>,
+    /// What its logs have to do.
+    jobs: Option<Driven>,
+    leases: LeaseNotes,
+    streams: RefCell<Vec<Rc<streams::Inbox>>>,
+    /// Watches of all Kinds, which tell what is published.
+    truth: RefCell<Vec<StreamId>>,
+    /// What each Kind showed last, as recorded.
+    shown: RefCell<Vec<Revision>>,
+    /// When its next turn comes, if that is planned.
+    planned: Cell<Option<Micros>>,
+    /// When its files are worked on next, if that is planned.
+    working: Cell<Option<Micros>>,
+}
+
 impl Shard {
-    /// An empty shard.
+    /// An empty shard, which runs.
     #[must_use]
     pub fn new(
         world: &World,
         history: &Rc<History>,
-        topology: &Topology,
+        topology: &Rc<Topology>,
         index: StoreIx,
         wall: WallClock,
+        modes: Option<&Modes>,
         sabotage: Option<Sabotage>,
     ) -> Rc<Self> {
-        let mut slot = topology.slots[index.0];
-        if sabotage == Some(Sabotage::SharedSlot) {
-            slot = topology.slots[0];
-        }
-        let times = Arc::new(Times::default());
-        times.wall.store(wall.at(world.now()), Ordering::Relaxed);
-        times.elapsed.store(world.now(), Ordering::Relaxed);
-        let mut core = core(topology, slot, sabotage, &times);
-        let kinds: Vec<KeyRange> = (0..KINDS).map(|kind| topology.kind_range(kind)).collect();
-        let truth = kinds.iter().map(|kind| watch_all(&mut core.engine, kind)).collect();
-        history.started(index, core.engine.current_all());
-        let (handle, apply_loop) = handle::unspawned(core, Logs::memory(), PROGRESS_INTERVAL);
         let shard = Rc::new(Self {
             index,
             world: world.clone(),
             history: history.clone(),
+            topology: topology.clone(),
             wall,
-            times,
-            handle,
-            apply_loop: RefCell::new(apply_loop),
-            leases: LeaseNotes::default(),
-            streams: RefCell::default(),
-            truth,
-            shown: RefCell::new(vec![Revision::ZERO; KINDS]),
-            planned: Cell::new(None),
+            times: Arc::new(Times::default()),
+            files: modes.map(|modes| Files::new(world, modes.clone())),
+            process: RefCell::default(),
             stalled_until: Cell::new(0),
             sabotage,
-            kinds,
+            kinds: (0..KINDS).map(|kind| topology.kind_range(kind)).collect(),
         });
-        shard.plan(0);
+        shard.start();
         shard
+    }
+
+    /// Whether its process runs.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        self.process.borrow().is_some()
+    }
+
+    /// The incarnation that runs, by which it differs from others.
+    #[must_use]
+    pub fn life(&self) -> Option<Life> {
+        self.process().map(|process| process.life)
+    }
+
+    /// The revision of its wall clock's reading.
+    #[must_use]
+    pub fn wall_revision(&self) -> Revision {
+        let micros = i64::try_from(self.wall.at(self.world.now())).unwrap_or(i64::MAX >> SLOT_BITS);
+        Revision(micros << SLOT_BITS)
+    }
+
+    fn process(&self) -> Option<Rc<Process>> {
+        self.process.borrow().clone()
+    }
+
+    /// Starts a process on what the files have.
+    pub fn start(self: &Rc<Self>) {
+        self.now();
+        let (mut core, logs, jobs) = self.open();
+        let restarted = self.history.read().starts.iter().any(|(store, _)| *store == self.index);
+        if restarted {
+            self.note_losses(&mut core);
+        }
+        let truth = (0..KINDS).map(|kind| self.watch_all(&mut core.engine, kind)).collect();
+        self.history.started(self.index, core.engine.current_all());
+        let (handle, apply_loop) = handle::unspawned(core, logs, PROGRESS_INTERVAL);
+        let process = Rc::new(Process {
+            life: self.world.born(),
+            handle,
+            apply_loop: RefCell::new(Some(apply_loop)),
+            jobs,
+            leases: LeaseNotes::default(),
+            streams: RefCell::default(),
+            truth: RefCell::new(truth),
+            shown: RefCell::new(vec![Revision::ZERO; KINDS]),
+            planned: Cell::new(None),
+            working: Cell::new(None),
+        });
+        self.process.replace(Some(process.clone()));
+        self.plan(&process, 0);
+        self.plan_work(&process, self.world.now());
+    }
+
+    /// The process ends, and the machine or the disk with it.
+    pub fn stop(&self, how: End) {
+        let Some(process) = self.process.take() else { return };
+        self.world.note(format_args!("s{} ends: {how:?}", self.index.0));
+        self.history.ended(self.index, how);
+        self.now();
+        let apply_loop = process.apply_loop.take();
+        if how == End::Clean
+            && let Some(mut apply_loop) = apply_loop
+        {
+            apply_loop.core().engine.validate();
+            apply_loop.end_driven();
+        } else {
+            if let Some(jobs) = &process.jobs {
+                jobs.kill();
+            }
+            drop(apply_loop);
+        }
+        self.world.kill(process.life);
+        if let Some(files) = &self.files {
+            files.end(&self.world, how);
+        }
+    }
+
+    fn now(&self) {
+        let now = self.world.now();
+        self.times.elapsed.store(now, Ordering::Relaxed);
+        self.times.wall.store(self.wall.at(now), Ordering::Relaxed);
+    }
+
+    /// The core as a start makes it of the files.
+    fn open(&self) -> (Core, Logs, Option<Driven>) {
+        let mut slot = self.topology.slots[self.index.0];
+        if self.sabotage == Some(Sabotage::SharedSlot) {
+            slot = self.topology.slots[0];
+        }
+        let clock = clock(&self.times);
+        let config = config(&self.topology, slot, self.sabotage);
+        let settings = core_settings(&self.topology, slot);
+        match &self.files {
+            None => {
+                let engine = Engine::new(config, clock.wall());
+                (Core::new(engine, clock, settings), Logs::memory(), None)
+            }
+            Some(files) => {
+                let times = self.times.clone();
+                let elapsed = move || Duration::from_micros(times.elapsed.load(Ordering::Relaxed));
+                let jobs = Driven::new(Arc::new(elapsed));
+                let (core, logs) = files.open(&self.topology, &jobs, config, clock, settings, self.sabotage);
+                (core, logs, Some(jobs))
+            }
+        }
+    }
+
+    /// Writes down which of the published events the start did not find.
+    fn note_losses(&self, core: &mut Core) {
+        let end = self.history.read().ended.get(&self.index).copied();
+        let engine = &mut core.engine;
+        for kind in 0..KINDS {
+            let found = self.versions(engine, kind);
+            let durable = match end {
+                Some(End::DiskLost) => Revision::ZERO,
+                _ => self.durable(engine, kind),
+            };
+            self.history.lost(self.index, kind, durable, &found);
+        }
+        self.history.leases_found(self.index, &engine.leases());
+    }
+
+    /// The revision up to which the start says that it has every event of a Kind.
+    fn durable(&self, engine: &mut Engine, kind: usize) -> Revision {
+        let start = self.history.last_published(self.index, kind).map(Revision::next);
+        let feed = engine.feed_open(vec![self.kinds[kind].clone()], start);
+        let gaps = engine.feed_pull(feed, usize::MAX).map(|out| out.gaps).unwrap_or_default();
+        engine.feed_close(feed);
+        let new = gaps.iter().filter(|gap| start.is_none_or(|start| gap.until > start));
+        new.map(|gap| gap.after).min().unwrap_or(Revision(i64::MAX))
+    }
+
+    /// Each key of a Kind with the revision of its last write.
+    fn versions(&self, engine: &mut Engine, kind: usize) -> BTreeMap<Vec<u8>, Revision> {
+        let all = engine.range(&everything(&self.kinds[kind]));
+        let kvs = all.map(|answer| answer.kvs).unwrap_or_default();
+        kvs.iter().map(|kv| (kv.key().to_vec(), kv.mod_revision())).collect()
+    }
+
+    /// A watch of a Kind from the first event that was not published before.
+    fn watch_all(&self, engine: &mut Engine, kind: usize) -> StreamId {
+        let published = self.history.last_published(self.index, kind);
+        watch_from(engine, &self.kinds[kind], published.map(Revision::next))
     }
 
     // ---- from outside
 
-    /// A call has arrived.
-    pub fn receive(self: &Rc<Self>, request: Request, respond: Respond) {
+    /// A call has arrived, for the incarnation that its connection leads to.
+    pub fn receive(self: &Rc<Self>, to: Option<Life>, request: Request, respond: Respond) {
+        let Some(process) = self.process().filter(|process| Some(process.life) == to) else { return };
         let shard = self.clone();
-        self.world.spawn(NATURE, async move {
-            let answered = shard.driving(shard.answer(request)).await;
+        self.world.spawn(process.life, async move {
+            let answered = shard.driving(&process, shard.answer(&process, request)).await;
             respond(answered.map_err(refused));
         });
     }
 
     /// A message on a stream has arrived.
     pub fn receive_in(self: &Rc<Self>, stream: &Rc<Stream>, message: StreamIn) {
-        let known = self.streams.borrow().iter().find(|inbox| inbox.is_of(stream)).cloned();
+        let Some(process) = self.process().filter(|process| Some(process.life) == stream.to_life) else {
+            return;
+        };
+        let known = process.streams.borrow().iter().find(|inbox| inbox.is_of(stream)).cloned();
         let inbox = known.unwrap_or_else(|| {
             let inbox = streams::Inbox::new(stream);
-            let (shard, served) = (self.clone(), inbox.clone());
-            self.streams.borrow_mut().push(inbox.clone());
-            self.world.spawn(NATURE, async move {
-                shard.driving(streams::serve(&shard.world, &shard.handle, &served)).await;
-                shard.streams.borrow_mut().retain(|other| !Rc::ptr_eq(other, &served));
-                shard.plan_soon();
+            let (shard, process, served) = (self.clone(), process.clone(), inbox.clone());
+            process.streams.borrow_mut().push(inbox.clone());
+            self.world.spawn(process.life, async move {
+                shard.driving(&process, streams::serve(&shard.world, &process.handle, &served)).await;
+                process.streams.borrow_mut().retain(|other| !Rc::ptr_eq(other, &served));
+                shard.plan_soon(&process);
             });
             inbox
         });
@@ -159,7 +307,9 @@ impl Shard {
 
     /// The router has read a message of the stream.
     pub fn may_pull(&self, stream: &Rc<Stream>) {
-        if let Some(inbox) = self.streams.borrow().iter().find(|inbox| inbox.is_of(stream)) {
+        let Some(process) = self.process() else { return };
+        let known = process.streams.borrow().iter().find(|inbox| inbox.is_of(stream)).cloned();
+        if let Some(inbox) = known {
             inbox.has_room();
         }
     }
@@ -172,74 +322,134 @@ impl Shard {
     // ---- turns
 
     /// Runs what uses the handle; whenever it waits, the loop may have something to do.
-    async fn driving<T>(self: &Rc<Self>, future: impl Future<Output = T>) -> T {
+    async fn driving<T>(self: &Rc<Self>, process: &Rc<Process>, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         std::future::poll_fn(|context| {
             let polled = future.as_mut().poll(context);
-            self.plan_soon();
+            self.plan_soon(process);
             polled
         })
         .await
     }
 
-    fn plan_soon(self: &Rc<Self>) {
-        self.plan(self.world.now() + self.world.between(1, 60));
+    fn plan_soon(self: &Rc<Self>, process: &Rc<Process>) {
+        self.plan(process, self.world.now() + self.world.between(1, 60));
     }
 
-    fn plan(self: &Rc<Self>, at: Micros) {
+    fn plan(self: &Rc<Self>, process: &Rc<Process>, at: Micros) {
         let at = at.max(self.world.now()).max(self.stalled_until.get());
-        if self.planned.get().is_some_and(|planned| planned <= at) {
+        if process.planned.get().is_some_and(|planned| planned <= at) {
             return;
         }
-        self.planned.set(Some(at));
-        let shard = self.clone();
-        self.world.after(at - self.world.now(), NATURE, move || {
+        process.planned.set(Some(at));
+        let (shard, process) = (self.clone(), process.clone());
+        self.world.after(at - self.world.now(), process.life, move || {
             // A turn planned for earlier has taken its place.
-            if shard.planned.get() == Some(at) {
-                shard.planned.set(None);
+            if process.planned.get() == Some(at) {
+                process.planned.set(None);
                 if shard.stalled_until.get() > at {
-                    return shard.plan(at);
+                    return shard.plan(&process, at);
                 }
-                shard.turn();
+                shard.turn(&process);
             }
         });
     }
 
-    fn turn(self: &Rc<Self>) {
+    fn turn(self: &Rc<Self>, process: &Rc<Process>) {
+        self.now();
         let now = self.world.now();
-        self.times.elapsed.store(now, Ordering::Relaxed);
-        self.times.wall.store(self.wall.at(now), Ordering::Relaxed);
         let requests = usize::try_from(self.world.between(1, 12)).unwrap_or(1);
-        let apply_loop = &mut *self.apply_loop.borrow_mut();
+        let mut running = process.apply_loop.borrow_mut();
+        let Some(apply_loop) = &mut *running else { return };
         let before = apply_loop.core().engine.leases();
         let may_have_more = apply_loop.turn(requests);
         let core = apply_loop.core();
-        self.note_published(core);
-        self.note_currents(core);
-        self.note_leases(core, &before);
+        self.note_published(process, core);
+        self.note_currents(process, core);
+        self.note_leases(process, core, &before);
         let next = apply_loop.next_timer().saturating_duration_since(apply_loop.core().clock.now());
         let next = Micros::try_from(next.as_micros()).unwrap_or(SECOND);
-        if may_have_more || next == 0 { self.plan_soon() } else { self.plan(now + next) }
+        drop(running);
+        if may_have_more || next == 0 {
+            self.plan_soon(process);
+        } else {
+            self.plan(process, now + next);
+        }
+        self.work_soon(process);
     }
 
-    fn note_published(&self, core: &mut Core) {
-        for (kind, truth) in self.truth.iter().enumerate() {
+    // ---- the files
+
+    /// What a turn appended is written when the disk comes to it.
+    fn work_soon(self: &Rc<Self>, process: &Rc<Process>) {
+        if let Some(files) = &self.files {
+            self.plan_work(process, self.world.now() + files.delay(&self.world));
+        }
+    }
+
+    fn plan_work(self: &Rc<Self>, process: &Rc<Process>, at: Micros) {
+        let earlier = process.working.get().is_some_and(|planned| planned <= at);
+        if process.jobs.is_none() || earlier {
+            return;
+        }
+        process.working.set(Some(at));
+        let (shard, process) = (self.clone(), process.clone());
+        self.world.after(at - self.world.now(), process.life, move || {
+            if process.working.get() == Some(at) {
+                process.working.set(None);
+                shard.work(&process);
+            }
+        });
+    }
+
+    /// One job does one step, whichever has something to do.
+    fn work(self: &Rc<Self>, process: &Rc<Process>) {
+        let Some(jobs) = &process.jobs else { return };
+        self.now();
+        let count = jobs.count();
+        let first = self.world.index(count.max(1));
+        let mut wake = None;
+        for at in 0..count {
+            match jobs.step((first + at) % count) {
+                Some(Stepped::Idle(until)) => wake = [wake, until].into_iter().flatten().min(),
+                // Another job takes the place of one that has ended.
+                Some(Stepped::Over | Stepped::Worked) | None => {
+                    self.plan_soon(process);
+                    return self.work_soon(process);
+                }
+            }
+        }
+        if let Some(wake) = wake {
+            let wake = Micros::try_from(wake.as_micros()).unwrap_or(Micros::MAX);
+            self.plan_work(process, wake.max(self.world.now() + 1));
+        }
+    }
+
+    fn note_published(&self, process: &Process, core: &mut Core) {
+        for (kind, truth) in process.truth.borrow_mut().iter_mut().enumerate() {
             loop {
                 let said = core.engine.watch_pull(*truth, usize::MAX);
                 if said.is_empty() {
                     break;
                 }
                 for out in said {
-                    if let WatchOut::Events { events, .. } = out {
-                        self.history.published(self.index, kind, events.iter().map(TruthEvent::of));
+                    match out {
+                        WatchOut::Events { events, .. } => {
+                            self.history.published(self.index, kind, events.iter().map(TruthEvent::of));
+                        }
+                        // What lay there is lost: the events go on behind the gap.
+                        WatchOut::Compacted { floor, .. } => {
+                            *truth = watch_from(&mut core.engine, &self.kinds[kind], Some(floor));
+                        }
+                        _ => {}
                     }
                 }
             }
         }
     }
 
-    fn note_currents(&self, core: &mut Core) {
-        for (kind, shown) in self.shown.borrow_mut().iter_mut().enumerate() {
+    fn note_currents(&self, process: &Process, core: &mut Core) {
+        for (kind, shown) in process.shown.borrow_mut().iter_mut().enumerate() {
             let mut current = core.engine.current(std::slice::from_ref(&self.kinds[kind]));
             if self.sabotage == Some(Sabotage::ShowsAhead) {
                 current = Revision(current.get() + (5_000 << SLOT_BITS));
@@ -252,13 +462,13 @@ impl Shard {
     }
 
     /// Writes down what became of leases: what was asked for, and which are new or over.
-    fn note_leases(&self, core: &Core, before: &[LeaseId]) {
+    fn note_leases(&self, process: &Process, core: &Core, before: &[LeaseId]) {
         let after = core.engine.leases();
         let of = |leases: &[LeaseId], others: &[LeaseId], step: LeaseStep| -> Vec<_> {
             leases.iter().filter(|id| !others.contains(id)).map(|id| (*id, step)).collect()
         };
         let (granted, ended) = (of(&after, before, LeaseStep::Granted), of(before, &after, LeaseStep::Ended));
-        let asked = std::mem::take(&mut *self.leases.lock());
+        let asked = std::mem::take(&mut *process.leases.lock());
         for (id, step) in granted.into_iter().chain(asked).chain(ended) {
             self.history.lease(id, self.index, step);
         }
@@ -266,77 +476,33 @@ impl Shard {
 
     // ---- what the services do
 
-    async fn answer(&self, request: Request) -> Result<Reply, KvError> {
-        let pins = self.sabotage != Some(Sabotage::NoPins);
+    async fn answer(&self, process: &Process, request: Request) -> Result<Reply, KvError> {
+        let (handle, pins) = (&process.handle, self.sabotage != Some(Sabotage::NoPins));
         let hints = |min_revision| ReadHints { min_revision, ..ReadHints::default() };
         match request {
             Request::Apply { op, min_revision } => {
-                Ok(Reply::Applied(self.handle.apply(op, hints(min_revision)).await?))
+                Ok(Reply::Applied(handle.apply(op, hints(min_revision)).await?))
             }
             Request::Read { query, min_revision, pin } => {
                 let hints = ReadHints { pin: (pin && pins).then_some(UNRELEASED), ..hints(min_revision) };
-                Ok(Reply::Read(self.handle.range(query, hints).await?))
+                Ok(Reply::Read(handle.range(query, hints).await?))
             }
-            Request::Compact { at } => Ok(Reply::Compacted(self.handle.compact(at, false).await?)),
+            Request::Compact { at } => Ok(Reply::Compacted(handle.compact(at, false).await?)),
             Request::Raise { ranges, to } => {
                 let raise = Raise { ranges: ranges.clone(), to, generation: None };
                 let call = call::Raised { ranges, to, generation: None };
-                let current = self.handle.call_raised(raise, call).await??;
+                let current = handle.call_raised(raise, call).await??;
                 Ok(Reply::Raised { current, changed: true })
             }
             Request::RaiseSince { ranges, to, since } => {
                 let pin = pins.then_some(UNRELEASED);
                 let asked = RaiseSince { ranges, to, since, pin, generation: None };
                 let first = asked.first();
-                let (current, changed) =
-                    self.handle.call_raised(first, call::RaisedSince { asked }).await??;
+                let (current, changed) = handle.call_raised(first, call::RaisedSince { asked }).await??;
                 let changed = changed && self.sabotage != Some(Sabotage::NothingChanges);
                 Ok(Reply::Raised { current, changed })
             }
-            request => self.answer_of_leases(request).await,
-        }
-    }
-
-    async fn answer_of_leases(&self, request: Request) -> Result<Reply, KvError> {
-        let (handle, notes) = (&self.handle, self.leases.clone());
-        match request {
-            Request::LeaseGrant { ttl_s } => {
-                let ((id, ttl_s), _) = handle.call(call::GrantLease { id: None, ttl_s }).await??;
-                Ok(Reply::Granted { id, ttl_s })
-            }
-            // What the home says is noted in the turn in which it says so, before what ends in it.
-            Request::LeaseKeepAlive { id } => {
-                let keep = move |core: &mut Core| {
-                    let (alive, _) = call::KeepLeaseAlive { id }.run(core);
-                    notes.lock().push((id, LeaseStep::Asked(alive.is_ok())));
-                    alive
-                };
-                Ok(Reply::Ttl(handle.inspect(keep).await??))
-            }
-            Request::LeaseAttach { id, store } => {
-                let attach = move |core: &mut Core| {
-                    let attached = call::AttachLease { id, store }.run(core);
-                    notes.lock().push((id, LeaseStep::Asked(attached.is_ok())));
-                    attached
-                };
-                Ok(Reply::Ttl(handle.inspect(attach).await??))
-            }
-            Request::LeaseRevoke { id } => {
-                Ok(Reply::Revoked(handle.call_durable(call::RevokeLease { id }).await??.1))
-            }
-            Request::LeaseAdopt { id, ttl_s, home } => {
-                handle.call(call::AdoptLease { id, ttl_s, home, before: Vec::new() }).await??;
-                Ok(Reply::Done)
-            }
-            Request::LeaseEnd { id } => {
-                handle.call_durable(call::EndLease { id, denied: Vec::new() }).await??;
-                Ok(Reply::Done)
-            }
-            Request::LeaseForget { id } => {
-                handle.call(call::ForgetLease { id }).await?;
-                Ok(Reply::Done)
-            }
-            _ => Ok(Reply::Ended(handle.call(call::ListEnded {}).await?)),
+            request => answer_of_leases(process, request).await,
         }
     }
 
@@ -345,78 +511,135 @@ impl Shard {
     /// The keys that carry leases, with those.
     #[must_use]
     pub fn leased_keys(&self) -> Vec<(Vec<u8>, LeaseId)> {
-        let apply_loop = &mut *self.apply_loop.borrow_mut();
-        let engine = &mut apply_loop.core().engine;
-        let mut leased = Vec::new();
-        for kind in &self.kinds {
-            let query = RangeQuery {
-                range: kind.clone(),
-                revision: None,
-                limit: 0,
-                sort: None,
-                contents: Contents::Whole,
-                count_only: false,
-                filter: RevisionFilter::default(),
-            };
-            if let Ok(RangeAnswer { kvs, .. }) = engine.range(&query) {
-                let with =
-                    kvs.iter().filter_map(|kv| Some((kv.key().to_vec(), LeaseId::from_wire(kv.lease())?)));
-                leased.extend(with);
-            }
-        }
-        leased
+        let of = |engine: &mut Engine| {
+            let answers = self.kinds.iter().filter_map(|kind| engine.range(&everything(kind)).ok());
+            let kvs: Vec<_> = answers.flat_map(|answer| answer.kvs).collect();
+            let leased = |kv: &Version| Some((kv.key().to_vec(), LeaseId::from_wire(kv.lease())?));
+            kvs.iter().filter_map(leased).collect()
+        };
+        self.engine(of).unwrap_or_default()
     }
 
     /// Leases at home here, and those over that still wait.
     #[must_use]
     pub fn home_leases(&self) -> (Vec<LeaseId>, Vec<LeaseId>) {
-        let apply_loop = &mut *self.apply_loop.borrow_mut();
-        let engine = &apply_loop.core().engine;
-        let ended = engine.leases_ended().into_iter().map(|lease| lease.id).collect();
-        (engine.leases(), ended)
+        let of = |engine: &mut Engine| {
+            (engine.leases(), engine.leases_ended().into_iter().map(|lease| lease.id).collect())
+        };
+        self.engine(of).unwrap_or_default()
+    }
+
+    fn engine<T>(&self, of: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let process = self.process()?;
+        let mut running = process.apply_loop.borrow_mut();
+        Some(of(&mut running.as_mut()?.core().engine))
     }
 
     /// Panics when the engine is not as it must be.
     pub fn validate(&self) {
-        self.apply_loop.borrow_mut().core().engine.validate();
+        self.engine(|engine| engine.validate());
     }
 
     /// Leaves nothing behind that holds the world.
     pub fn end(&self) {
-        self.streams.borrow_mut().clear();
+        if let Some(process) = self.process.take() {
+            process.streams.borrow_mut().clear();
+            if let Some(jobs) = &process.jobs {
+                jobs.kill();
+            }
+        }
     }
 }
 
-fn core(topology: &Topology, slot: Slot, sabotage: Option<Sabotage>, times: &Arc<Times>) -> Core {
+async fn answer_of_leases(process: &Process, request: Request) -> Result<Reply, KvError> {
+    let (handle, notes) = (&process.handle, process.leases.clone());
+    match request {
+        Request::LeaseGrant { ttl_s } => {
+            let ((id, ttl_s), _) = handle.call(call::GrantLease { id: None, ttl_s }).await??;
+            Ok(Reply::Granted { id, ttl_s })
+        }
+        // What the home says is noted in the turn in which it says so, before what ends in it.
+        Request::LeaseKeepAlive { id } => {
+            let keep = move |core: &mut Core| {
+                let (alive, _) = call::KeepLeaseAlive { id }.run(core);
+                notes.lock().push((id, LeaseStep::Asked(alive.is_ok())));
+                alive
+            };
+            Ok(Reply::Ttl(handle.inspect(keep).await??))
+        }
+        Request::LeaseAttach { id, store } => {
+            let attach = move |core: &mut Core| {
+                let attached = call::AttachLease { id, store }.run(core);
+                notes.lock().push((id, LeaseStep::Asked(attached.is_ok())));
+                attached
+            };
+            Ok(Reply::Ttl(handle.inspect(attach).await??))
+        }
+        Request::LeaseRevoke { id } => {
+            Ok(Reply::Revoked(handle.call_durable(call::RevokeLease { id }).await??.1))
+        }
+        Request::LeaseAdopt { id, ttl_s, home } => {
+            handle.call(call::AdoptLease { id, ttl_s, home, before: Vec::new() }).await??;
+            Ok(Reply::Done)
+        }
+        Request::LeaseEnd { id } => {
+            handle.call_durable(call::EndLease { id, denied: Vec::new() }).await??;
+            Ok(Reply::Done)
+        }
+        Request::LeaseForget { id } => {
+            handle.call(call::ForgetLease { id }).await?;
+            Ok(Reply::Done)
+        }
+        _ => Ok(Reply::Ended(handle.call(call::ListEnded {}).await?)),
+    }
+}
+
+fn config(topology: &Topology, slot: Slot, sabotage: Option<Sabotage>) -> EngineConfig {
     let max_clock_offset_micros =
         if sabotage == Some(Sabotage::UnboundedClock) { u64::MAX / 2 } else { OFFSET_MAX };
-    let config = EngineConfig {
+    EngineConfig {
         revisions: RevisionMode::Hlc(slot),
         kinds: topology.scheme.clone(),
         max_clock_offset_micros,
         min_lease_ttl_s: 1,
-    };
-    let engine = Engine::new(config, WallMicros(times.wall.load(Ordering::Relaxed)));
+    }
+}
+
+fn clock(times: &Arc<Times>) -> Clock {
     let (wall, elapsed) = (times.clone(), times.clone());
     let wall = move || UNIX_EPOCH + Duration::from_micros(wall.wall.load(Ordering::Relaxed));
     let elapsed = move || Duration::from_micros(elapsed.elapsed.load(Ordering::Relaxed));
-    let clock = Clock::simulated(ShardClock::Other(Arc::new(wall)), Arc::new(elapsed), ClockTrust::alone());
-    let settings = CoreSettings {
+    Clock::simulated(ShardClock::Other(Arc::new(wall)), Arc::new(elapsed), ClockTrust::alone())
+}
+
+fn core_settings(topology: &Topology, slot: Slot) -> CoreSettings {
+    CoreSettings {
         member_id: 1,
         slot,
         quota_bytes: 0,
         quotas: BTreeMap::new(),
         kinds: topology.scheme.clone(),
         sizes: SIZES,
-    };
-    Core::new(engine, clock, settings)
+    }
 }
 
-fn watch_all(engine: &mut Engine, range: &KeyRange) -> StreamId {
+fn everything(kind: &KeyRange) -> RangeQuery {
+    RangeQuery {
+        range: kind.clone(),
+        revision: None,
+        limit: 0,
+        sort: None,
+        contents: Contents::Whole,
+        count_only: false,
+        filter: RevisionFilter::default(),
+    }
+}
+
+fn watch_from(engine: &mut Engine, range: &KeyRange, start: Option<Revision>) -> StreamId {
     let stream = engine.watch_open();
     let spec = WatchSpec {
         range: range.clone(),
-        start: None,
+        start,
         id: None,
         prev_kv: true,
         no_put: false,

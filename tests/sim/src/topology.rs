@@ -100,6 +100,12 @@ impl Topology {
         self.kinds[kind].range()
     }
 
+    /// The prefix of a Kind.
+    #[must_use]
+    pub fn kind(&self, kind: usize) -> &KindPrefix {
+        &self.kinds[kind]
+    }
+
     /// Whose key it is.
     #[must_use]
     pub fn kind_of(&self, key: &[u8]) -> usize {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
 
-use crate::history::{Item, Published, Record};
+use crate::history::{Item, Order, Published, Record};
 
 /// The events of a range, in the order in which each store published them.
 pub fn events<'r>(
@@ -19,14 +19,20 @@ pub fn events<'r>(
         .filter(move |published| published.kind == kind && range.contains(&published.event.key))
 }
 
-/// The keys of a range at a revision.
+/// The keys of a range at a revision, as their stores had them after the losses up to this moment.
 #[must_use]
-pub fn state(record: &Record, kind: usize, range: &KeyRange, at: Revision) -> BTreeMap<Vec<u8>, Item> {
+pub fn state(
+    record: &Record,
+    kind: usize,
+    range: &KeyRange,
+    at: Revision,
+    order: Order,
+) -> BTreeMap<Vec<u8>, Item> {
     let mut state = BTreeMap::new();
     // A key is always on one store, so its events stand in order.
     for published in events(record, kind, range) {
         let event = &published.event;
-        if event.revision > at {
+        if event.revision > at || published.is_lost_by(order) {
             continue;
         }
         if event.is_delete {

@@ -75,6 +75,16 @@ fn r8_a_watch_that_begins_too_early() {
 }
 
 #[test]
+fn r9_a_kind_that_is_kept_worse_than_it_says() {
+    is_noticed(Sabotage::WeakModes, "r9_durable");
+}
+
+#[test]
+fn r10_a_router_that_is_deaf_for_losses() {
+    is_noticed(Sabotage::NoGaps, "r10_lost");
+}
+
+#[test]
 fn r12_a_lease_that_ends_at_its_home_only() {
     is_noticed(Sabotage::NoLeaseEnd, "r12_leases");
 }

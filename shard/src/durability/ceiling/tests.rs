@@ -51,7 +51,9 @@ async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
         let last = FrameSeq(of_keeper.load(Ordering::Acquire));
         LogPlaces { fsync: last, buffered: last.prev() }
     };
-    let mut keeper = CeilingKeeper::start(&kindred_wal::Workers::threads(), file, changed.clone(), Box::new(durable)).unwrap();
+    let mut keeper =
+        CeilingKeeper::start(&kindred_wal::Workers::threads(), file, changed.clone(), Box::new(durable))
+            .unwrap();
     for ceiling in [10, 20] {
         keeper.ask(Revision(ceiling));
         while keeper.ceiling() < Revision(ceiling) {

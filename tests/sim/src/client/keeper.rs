@@ -23,6 +23,8 @@ pub async fn leases(clients: Rc<Clients>, steps: usize) {
             let (granted, _) =
                 clients.ask(router, move |router| async move { router.lease_grant(ttl_s).await }).await;
             world.note(format_args!("grant for {ttl_s} s: {granted:?}"));
+            let order = world.order();
+            clients.history.write().granted.extend(granted.ok().map(|id| (order, id)));
             held.extend(granted.ok());
             continue;
         }

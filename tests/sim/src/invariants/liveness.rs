@@ -2,7 +2,7 @@
 //! time ([`crate::run::SETTLE`]). A store whose clock is an hour off holds back the ranges that it shares, never order
 //! (R6), and nothing else: watches that do not need it are held to this all the same.
 
-use crate::history::{Logical, Record};
+use crate::history::{Logical, Published, Record, TruthEvent};
 use crate::invariants::watch_events::got;
 use crate::truth;
 
@@ -32,13 +32,17 @@ fn caught_up(record: &Record, at: usize, logical: &Logical) -> Result<(), String
     let Some((start, got)) = got(stream, create) else {
         return Err(format!("a watch of {:?} from {:?} was never created", logical.range, create.start));
     };
-    let due = truth::events(record, logical.kind, &logical.range)
-        .filter(|published| {
-            published.event.revision >= start && !(logical.no_delete && published.event.is_delete)
-        })
-        .count();
-    if got.len() < due {
-        return Err(format!("a watch of {:?} from {start} has {} of {due} events", logical.range, got.len()));
+    let mut due = truth::events(record, logical.kind, &logical.range).filter(|published| {
+        let wanted = !(logical.no_delete && published.event.is_delete);
+        published.event.revision >= start && wanted && published.lost.is_none()
+    });
+    let has =
+        |event: &TruthEvent| got.iter().any(|got| got.revision == event.revision && got.key == event.key);
+    match due.find(|published| !has(&published.event)) {
+        Some(missing) => {
+            let Published { store, event, .. } = missing;
+            Err(format!("a watch of {:?} from {start} never got {event:?} of {store:?}", logical.range))
+        }
+        None => Ok(()),
     }
-    Ok(())
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use kindred_partition_config::ids::LeaseId;
 
 use crate::history::{LeaseStep, Order, Record, WriteAnswer};
+use crate::shard::files::End;
 
 /// See the text above.
 ///
@@ -25,8 +26,17 @@ pub fn check(record: &Record) -> Result<(), String> {
             _ => {}
         }
     }
+    // Leases go with the disk of their home: what becomes of their keys is for the operator to say.
+    let lost: BTreeMap<LeaseId, (Order, End)> =
+        record.leases_lost.iter().map(|(order, id, end)| (*id, (*order, *end))).collect();
+    for (granted, id) in &record.granted {
+        let gone = lost.get(id).filter(|(order, end)| order > granted && *end != End::DiskLost);
+        if let Some((_, end)) = gone {
+            return Err(format!("lease {id} was granted, and is lost though its home ended by {end:?}"));
+        }
+    }
     for (store, key, lease) in &record.leased_at_end {
-        if !record.leases_at_end.contains(lease) {
+        if !record.leases_at_end.contains(lease) && !lost.contains_key(lease) {
             return Err(format!("{} on store {} outlives its lease {lease}", key.escape_ascii(), store.0));
         }
     }
@@ -35,7 +45,8 @@ pub fn check(record: &Record) -> Result<(), String> {
     }
     for write in record.writes.iter().filter(|write| write.answer == WriteAnswer::NoLease) {
         let Some(lease) = write.lease else { continue };
-        if over.get(&lease).is_none_or(|ended| *ended > write.times.finished) {
+        let gone = lost.get(&lease).is_some_and(|(order, _)| *order < write.times.finished);
+        if !gone && over.get(&lease).is_none_or(|ended| *ended > write.times.finished) {
             return Err(format!("a write was refused for want of lease {lease}, which lives"));
         }
     }

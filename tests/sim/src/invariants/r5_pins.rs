@@ -1,6 +1,8 @@
 //! **R5**: no floor passes a pin younger than five seconds: the pages of a list over several stores can be read for that
 //! long at the first one's revision; a read without a revision never answers compacted; and what is answered compacted
-//! was compacted by somebody, or is older than its store.
+//! was compacted by somebody, is older than its store, or lies where a store that restarted has lost something.
+
+use std::collections::BTreeSet;
 
 use crate::history::{ReadAnswer, Record};
 use crate::world::{Micros, SECOND};
@@ -17,7 +19,14 @@ pub fn check(record: &Record) -> Result<(), String> {
             return Err(format!("a read of {:?} without a revision was answered compacted", read.range));
         };
         let took = read.times.finished_at - read.times.started_at;
-        if let Some(after) = read.page_after.filter(|after| after + took < PIN_MIN) {
+        // Pins do not outlive a process.
+        let restarted = record.restarts.iter().any(|restart| {
+            let began = read.times.started_at - read.page_after.unwrap_or(0).min(read.times.started_at);
+            restart.order < read.times.finished
+                && restart.at >= began
+                && record.kind_stores[read.kind].contains(&restart.store)
+        });
+        if let Some(after) = read.page_after.filter(|after| after + took < PIN_MIN && !restarted) {
             return Err(format!(
                 "a page of {:?} at {asked}, {after} microseconds after its list began, was answered compacted",
                 read.range
@@ -27,8 +36,12 @@ pub fn check(record: &Record) -> Result<(), String> {
             .compactions
             .iter()
             .any(|compaction| compaction.at > asked && compaction.times.started < read.times.finished);
-        let unknown = record.starts.iter().any(|(_, start)| asked < *start);
-        if !by_client && !unknown {
+        let mut begun = BTreeSet::new();
+        let unknown = record.starts.iter().any(|(store, start)| begun.insert(*store) && asked < *start);
+        let lost = record.restarts.iter().any(|restart| {
+            restart.order < read.times.finished && restart.kept[read.kind] < asked && asked < restart.start
+        });
+        if !by_client && !unknown && !lost {
             return Err(format!(
                 "a read of {:?} at {asked} was answered compacted, though nobody compacted it",
                 read.range

@@ -54,7 +54,9 @@ fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(),
     let due: BTreeSet<(Revision, &Vec<u8>)> =
         of_feed.map(|published| (published.event.revision, &published.event.key)).collect();
     let name = |(revision, key): &(Revision, &Vec<u8>)| format!("{} at {revision}", key.escape_ascii());
-    if let Some(missing) = due.difference(&given).next() {
+    let lost: BTreeSet<Revision> =
+        record.events.iter().filter(|event| event.lost.is_some()).map(|event| event.event.revision).collect();
+    if let Some(missing) = due.difference(&given).find(|(revision, _)| !lost.contains(revision)) {
         return Err(format!("a feed that covers {covered} never gave {}", name(missing)));
     }
     if let Some(extra) = given.difference(&due).next() {

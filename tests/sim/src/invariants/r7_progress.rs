@@ -2,11 +2,11 @@
 //! above every event that was sent before, never goes back, every event at or below it was sent before, none comes
 //! after, and no watch begins above it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kindred_partition_config::ids::Revision;
 
-use crate::history::{Heard, Record, StreamRecord, WriteAnswer};
+use crate::history::{Heard, Order, Record, StreamRecord, WriteAnswer};
 use crate::truth;
 
 /// See the text above.
@@ -24,7 +24,7 @@ struct At {
     sent: Revision,
     /// Highest promise.
     promised: Revision,
-    events: usize,
+    events: BTreeSet<(Revision, Vec<u8>)>,
 }
 
 fn of_stream(record: &Record, stream: &StreamRecord) -> Result<(), String> {
@@ -35,7 +35,8 @@ fn of_stream(record: &Record, stream: &StreamRecord) -> Result<(), String> {
             Heard::Created { watch, header } => {
                 let create = stream.creates.iter().find(|create| create.watch == *watch);
                 let start = create.and_then(|create| create.start).unwrap_or(header.next());
-                let at = At { start, sent: Revision::ZERO, promised: Revision::ZERO, events: 0 };
+                let at =
+                    At { start, sent: Revision::ZERO, promised: Revision::ZERO, events: BTreeSet::new() };
                 watches.insert(*watch, at);
             }
             Heard::Events { watch, events, .. } => {
@@ -45,7 +46,7 @@ fn of_stream(record: &Record, stream: &StreamRecord) -> Result<(), String> {
                         return Err(format!("watch {watch}: {event:?} behind a promise of {}", at.promised));
                     }
                     at.sent = at.sent.max(event.revision);
-                    at.events += 1;
+                    at.events.insert((event.revision, event.key.clone()));
                 }
             }
             Heard::Progress { watch, at: promise } => {
@@ -58,7 +59,7 @@ fn of_stream(record: &Record, stream: &StreamRecord) -> Result<(), String> {
                 }
                 let concerned = watches.iter_mut().filter(|(id, _)| watch.is_none_or(|watch| watch == **id));
                 for (id, at) in concerned {
-                    covers(record, stream, *id, at, *promise)?;
+                    covers(record, stream, (*id, at), *promise, *order)?;
                     at.promised = at.promised.max(*promise);
                 }
             }
@@ -70,7 +71,13 @@ fn of_stream(record: &Record, stream: &StreamRecord) -> Result<(), String> {
     Ok(())
 }
 
-fn covers(record: &Record, stream: &StreamRecord, id: i64, at: &At, promise: Revision) -> Result<(), String> {
+fn covers(
+    record: &Record,
+    stream: &StreamRecord,
+    (id, at): (i64, &At),
+    promise: Revision,
+    order: Order,
+) -> Result<(), String> {
     if promise < at.sent {
         return Err(format!("progress at {promise}, below an event at {} of watch {id}", at.sent));
     }
@@ -82,11 +89,15 @@ fn covers(record: &Record, stream: &StreamRecord, id: i64, at: &At, promise: Rev
     let due = truth::events(record, logical.kind, &logical.range)
         .filter(|published| !(logical.no_delete && published.event.is_delete))
         .filter(|published| (at.start..=promise).contains(&published.event.revision))
-        .count();
-    if due != at.events {
-        return Err(format!("progress at {promise}, where watch {id} had {} of {due} events", at.events));
+        .filter(|published| !published.is_lost_by(order));
+    let mut missing =
+        due.filter(|published| !at.events.contains(&(published.event.revision, published.event.key.clone())));
+    match missing.next() {
+        Some(missing) => {
+            Err(format!("progress at {promise}, where watch {id} had not been given {:?}", missing.event))
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// What somebody had been told before the first request on the stream, of what its watches watch, is below its answer.

@@ -1,6 +1,6 @@
 //! **R6**, **R8**: etcd's guarantees of a watch, through any mix of routers: ordered, unique, atomic, reliable and
 //! resumable. What a client got on each connection is exactly what is true of its range from its first revision on to
-//! the last that it got, with the version before where it asked for that; and headers are not below their events.
+//! the last that it got, but for what its store has lost, with the version before where it asked for that; and headers are not below their events.
 
 use std::collections::BTreeMap;
 
@@ -50,23 +50,28 @@ fn of_create(record: &Record, stream: &StreamRecord, create: &Create) -> Result<
     }
     let Some((start, got)) = got(stream, create) else { return Ok(()) };
     let Some(last) = got.last().map(|last| last.revision) else { return Ok(()) };
-    let mut due: BTreeMap<Revision, Vec<Got>> = BTreeMap::new();
+    let mut due: BTreeMap<Revision, Vec<(Got, bool)>> = BTreeMap::new();
     for published in truth::events(record, logical.kind, &logical.range) {
         let event = &published.event;
         if (start..=last).contains(&event.revision) && !(logical.no_delete && event.is_delete) {
-            due.entry(event.revision).or_default().push(Got {
+            let of = Got {
                 revision: event.revision,
                 key: event.key.clone(),
                 is_delete: event.is_delete,
                 prev: event.prev.filter(|_| logical.prev_kv),
-            });
+            };
+            due.entry(event.revision).or_default().push((of, published.lost.is_some()));
         }
     }
-    let due: Vec<Got> = due.into_values().flatten().collect();
-    let same = due.len() == got.len() && due.iter().zip(&got).all(|(due, got)| due == *got);
-    if same {
-        return Ok(());
+    // What its store has lost may have come before that, or not at all.
+    let mut got = got.into_iter().peekable();
+    for (due, lost) in due.values().flatten() {
+        if got.next_if(|got| *got == due).is_none() && !lost {
+            return Err(format!("{} from {start}: got {:?} where {due:?} is true", name(), got.peek()));
+        }
     }
-    let at = due.iter().zip(&got).take_while(|(due, got)| *due == **got).count();
-    Err(format!("{} from {start}: got {:?} where {:?} is true", name(), got.get(at), due.get(at)))
+    match got.next() {
+        Some(more) => Err(format!("{} from {start}: got {more:?}, which is not true", name())),
+        None => Ok(()),
+    }
 }

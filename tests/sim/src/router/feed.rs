@@ -366,7 +366,8 @@ impl Feed {
                 stream.read_one();
             }
             let attempt = self.sources.borrow()[at].attempt;
-            for message in messages(out, first) {
+            let lossy = self.router.upgrade().is_some_and(|router| router.is(Sabotage::NoGaps));
+            for message in messages(out, first, lossy) {
                 if !self.is_attempt(at, attempt) {
                     break;
                 }
@@ -431,10 +432,13 @@ impl Router {
 }
 
 /// What a shard sends, as a router's source reads it.
-fn messages(out: FeedOut, first: bool) -> Vec<Message> {
+fn messages(out: FeedOut, first: bool, lossy: bool) -> Vec<Message> {
     let gap = |gap: &kindred_engine::engine::Gap| Gap { after: gap.after, until: gap.until };
-    let gaps: Vec<_> = out.gaps.iter().map(gap).collect();
+    let gaps: Vec<_> = out.gaps.iter().filter(|_| !lossy).map(gap).collect();
     if let Some(floor) = out.compacted {
+        if lossy {
+            return vec![Message::Opened(floor.prev(), gaps)];
+        }
         let lost = gaps.iter().find(|gap| gap.until == floor && first).copied();
         return vec![lost.map_or(Message::Compacted(floor), |gap| Message::Lost(gap, gaps))];
     }

@@ -1,0 +1,104 @@
+//! The files of a shard on a simulated disk, and what the end of a process, a machine or a disk leaves of them.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kindred_engine::engine::EngineConfig;
+use kindred_partition_config::model::Durability;
+use kindred_shard::clock::Clock;
+use kindred_shard::config::durability::DurabilitySettings;
+use kindred_shard::core::{Core, CoreSettings};
+use kindred_shard::durability::Logs;
+use kindred_shard::durability::start::open_driven;
+use kindred_wal::sim::SimDisk;
+use kindred_wal::{Disk as _, Driven, Layout, Workers};
+
+use crate::sabotage::Sabotage;
+use crate::topology::{KINDS, Topology};
+use crate::world::{MS, Micros, World};
+
+/// The mode of each Kind, on every store that has files.
+pub type Modes = [Durability; KINDS];
+
+/// How a process ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It is told to, and writes everything.
+    Clean,
+    /// It is killed; the kernel has what was written.
+    Killed,
+    /// The machine loses its power, and the disk what was not synced.
+    PowerLoss,
+    /// The disk is gone, and an empty one takes its place.
+    DiskLost,
+}
+
+/// A shard's disk.
+pub struct Files {
+    disk: RefCell<SimDisk>,
+    /// The mode of each Kind.
+    pub modes: Modes,
+    /// How long a step of the disk takes at most.
+    slow: Micros,
+}
+
+fn new_disk(world: &World) -> SimDisk {
+    let disk = SimDisk::new(world.below(u64::MAX));
+    disk.create_directory(Path::new("data")).expect("an empty disk has no faults");
+    disk
+}
+
+impl Files {
+    /// An empty disk, as fast or slow as chance has it.
+    pub fn new(world: &World, modes: Modes) -> Self {
+        let slow = *world.pick(&[MS / 5, 2 * MS, 2 * MS, 50 * MS]);
+        Self { disk: RefCell::new(new_disk(world)), modes, slow }
+    }
+
+    /// How long the next step of the disk takes.
+    pub fn delay(&self, world: &World) -> Micros {
+        world.between(20, self.slow)
+    }
+
+    /// Starts a shard on what the disk has.
+    pub fn open(
+        &self,
+        topology: &Topology,
+        jobs: &Driven,
+        config: EngineConfig,
+        clock: Clock,
+        settings: CoreSettings,
+        sabotage: Option<Sabotage>,
+    ) -> (Core, Logs) {
+        let weak = sabotage == Some(Sabotage::WeakModes);
+        let mode = |mode| if weak && mode == Durability::Fsync { Durability::Buffered } else { mode };
+        let of = (0..KINDS).map(|kind| (topology.kind(kind).clone(), mode(self.modes[kind])));
+        let durability = DurabilitySettings {
+            default: Durability::Fsync,
+            of: of.collect(),
+            flush_interval: Duration::from_millis(5),
+            checkpoint_bytes: 4_000,
+            segment_bytes: Some(2_000),
+            accept_data_loss: false,
+            reserve_bytes: 1_000,
+            quotas: BTreeMap::new(),
+        };
+        let disk = Arc::new(self.disk.borrow().clone());
+        let workers = Workers::Driven(jobs.clone());
+        let opened =
+            open_driven(disk, Layout::new(Path::new("data")), workers, config, clock, settings, &durability);
+        opened.expect("a shard starts on what its last incarnation left")
+    }
+
+    /// What an end leaves.
+    pub fn end(&self, world: &World, how: End) {
+        match how {
+            End::Clean | End::Killed => self.disk.borrow().kill(),
+            End::PowerLoss => self.disk.borrow().crash(),
+            End::DiskLost => drop(self.disk.replace(new_disk(world))),
+        }
+    }
+}
