@@ -16,7 +16,7 @@ use crate::net::Net;
 use crate::router::Router;
 use crate::sabotage::Sabotage;
 use crate::shard::Shard;
-use crate::shard::files::End;
+use crate::shard::files::{End, Files};
 use crate::topology::{KINDS, Topology};
 use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
 
@@ -243,7 +243,7 @@ async fn make_trouble(
         faults.set(faults.get() + 1);
         let (router, store) = (clients.any_router(), world.index(shards.len()));
         let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
-        match world.below(13) {
+        match world.below(15) {
             0..=3 => {
                 world.note(format_args!("r{router} loses s{store} for {how_long}"));
                 clients.net.cut(router, store);
@@ -269,6 +269,15 @@ async fn make_trouble(
                     restart(&clients, store, end, how_long);
                 }
             }
+            13..=14 => {
+                let Some(files) = shards[store].files.as_ref().filter(|_| shards[store].runs()) else {
+                    continue;
+                };
+                let fault = files.some_fault(world);
+                world.note(format_args!("the disk of s{store} for {how_long}: {fault:?}"));
+                let shard = shards[store].clone();
+                world.after(how_long, NATURE, move || shard.files.iter().for_each(Files::heal));
+            }
             _ => {
                 let stopped = clients.routers.borrow_mut()[router].take();
                 let Some(stopped) = stopped else { continue };
@@ -288,8 +297,18 @@ async fn make_trouble(
 /// Ends a store's process, and starts another one later.
 fn restart(clients: &Rc<Clients>, store: usize, end: End, how_long: Micros) {
     let (net, history, world) = (clients.net.clone(), clients.history.clone(), clients.world.clone());
-    net.end_store(store, end);
     clients.world.spawn(NATURE, async move {
+        if let Some(files) =
+            net.shards()[store].files.as_ref().filter(|_| end != End::Clean && world.chance(50))
+        {
+            files.stop_soon(&world);
+            world.sleep(world.between(10, 20 * MS)).await;
+        }
+        // Another end may have come first.
+        if !net.shards()[store].runs() {
+            return;
+        }
+        net.end_store(store, end);
         world.sleep(how_long).await;
         // What a lost disk knew of the clock is lost too: its successor begins when the wall is past it.
         while end == End::DiskLost

@@ -74,7 +74,7 @@ pub struct Shard {
     pub wall: WallClock,
     times: Arc<Times>,
     /// Its files, and which Kinds they keep; none for a shard that keeps nothing.
-    files: Option<Files>,
+    pub files: Option<Files>,
     process: RefCell<Option<Rc<Process>>>,
     /// It does nothing until then.
     stalled_until: Cell<Micros>,
@@ -184,6 +184,9 @@ impl Shard {
     /// The process ends, and the machine or the disk with it.
     pub fn stop(&self, how: End) {
         let Some(process) = self.process.take() else { return };
+        // On a disk that does not do what it is told, no end is clean.
+        let sick = self.files.as_ref().is_some_and(Files::is_sick);
+        let how = if how == End::Clean && sick { End::Killed } else { how };
         self.world.note(format_args!("s{} ends: {how:?}", self.index.0));
         self.history.ended(self.index, how);
         self.now();

@@ -251,7 +251,11 @@ fn hear(clients: &Rc<Clients>, connection: &Connection, heard: Heard) {
             Heard::Progress { watch, at } => {
                 for create in &stream.creates {
                     let next = &mut record.logicals[create.logical].next;
-                    if watch.is_none_or(|watch| watch == create.watch) {
+                    // It speaks of no watch that does not exist yet.
+                    let exists = stream.heard.iter().any(|(_, _, heard)| {
+                        matches!(heard, Heard::Created { watch, .. } if *watch == create.watch)
+                    });
+                    if exists && watch.is_none_or(|watch| watch == create.watch) {
                         *next = next.map(|next| next.max(at.next()));
                     }
                 }

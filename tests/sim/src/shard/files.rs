@@ -13,7 +13,7 @@ use kindred_shard::config::durability::DurabilitySettings;
 use kindred_shard::core::{Core, CoreSettings};
 use kindred_shard::durability::Logs;
 use kindred_shard::durability::start::open_driven;
-use kindred_wal::sim::SimDisk;
+use kindred_wal::sim::{Faults, SimDisk};
 use kindred_wal::{Disk as _, Driven, Layout, Workers};
 
 use crate::sabotage::Sabotage;
@@ -91,6 +91,35 @@ impl Files {
         let opened =
             open_driven(disk, Layout::new(Path::new("data")), workers, config, clock, settings, &durability);
         opened.expect("a shard starts on what its last incarnation left")
+    }
+
+    /// Something is wrong with the disk from now on: a sync fails, the room ends, or nothing can be changed.
+    pub fn some_fault(&self, world: &World) -> Faults {
+        let mut faults = Faults::default();
+        match world.below(6) {
+            0..=2 => faults.fail_sync_in = Some(world.below(3)),
+            3..=4 => faults.space_left = Some(world.below(8_000)),
+            _ => faults.read_only = true,
+        }
+        self.disk.borrow().set_faults(faults);
+        faults
+    }
+
+    /// The disk stops in the middle of what is done to it soon.
+    pub fn stop_soon(&self, world: &World) {
+        let stop_in = Some(world.below(12));
+        self.disk.borrow().set_faults(Faults { stop_in, ..Faults::default() });
+    }
+
+    /// Nothing is wrong with the disk any more. A disk that has stopped stays so until its machine starts again.
+    pub fn heal(&self) {
+        self.disk.borrow().set_faults(Faults::default());
+    }
+
+    /// Whether something is wrong with the disk.
+    pub fn is_sick(&self) -> bool {
+        let disk = self.disk.borrow();
+        disk.stopped() || disk.faults() != Faults::default()
     }
 
     /// What an end leaves.
