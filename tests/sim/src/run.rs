@@ -273,7 +273,7 @@ async fn make_trouble(
                 let Some(files) = shards[store].files.as_ref().filter(|_| shards[store].runs()) else {
                     continue;
                 };
-                let fault = files.some_fault(world);
+                let fault = files.some_fault(world, how_long);
                 world.note(format_args!("the disk of s{store} for {how_long}: {fault:?}"));
                 let shard = shards[store].clone();
                 world.after(how_long, NATURE, move || shard.files.iter().for_each(Files::heal));

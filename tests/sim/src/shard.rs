@@ -185,7 +185,7 @@ impl Shard {
     pub fn stop(&self, how: End) {
         let Some(process) = self.process.take() else { return };
         // On a disk that does not do what it is told, no end is clean.
-        let sick = self.files.as_ref().is_some_and(Files::is_sick);
+        let sick = self.files.as_ref().is_some_and(|files| files.is_sick(self.world.now()));
         let how = if how == End::Clean && sick { End::Killed } else { how };
         self.world.note(format_args!("s{} ends: {how:?}", self.index.0));
         self.history.ended(self.index, how);

@@ -1,6 +1,6 @@
 //! The files of a shard on a simulated disk, and what the end of a process, a machine or a disk leaves of them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use kindred_wal::{Disk as _, Driven, Layout, Workers};
 
 use crate::sabotage::Sabotage;
 use crate::topology::{KINDS, Topology};
-use crate::world::{MS, Micros, World};
+use crate::world::{MS, Micros, SECOND, World};
 
 /// The mode of each Kind, on every store that has files.
 pub type Modes = [Durability; KINDS];
@@ -43,7 +43,12 @@ pub struct Files {
     pub modes: Modes,
     /// How long a step of the disk takes at most.
     slow: Micros,
+    /// Something is wrong with the disk, or its logs still wait after an error.
+    sick_until: Cell<Micros>,
 }
+
+/// The longest time after which a log tries again.
+const TRIES_AGAIN: Micros = 2 * SECOND;
 
 fn new_disk(world: &World) -> SimDisk {
     let disk = SimDisk::new(world.below(u64::MAX));
@@ -55,7 +60,7 @@ impl Files {
     /// An empty disk, as fast or slow as chance has it.
     pub fn new(world: &World, modes: Modes) -> Self {
         let slow = *world.pick(&[MS / 5, 2 * MS, 2 * MS, 50 * MS]);
-        Self { disk: RefCell::new(new_disk(world)), modes, slow }
+        Self { disk: RefCell::new(new_disk(world)), modes, slow, sick_until: Cell::new(0) }
     }
 
     /// How long the next step of the disk takes.
@@ -93,8 +98,9 @@ impl Files {
         opened.expect("a shard starts on what its last incarnation left")
     }
 
-    /// Something is wrong with the disk from now on: a sync fails, the room ends, or nothing can be changed.
-    pub fn some_fault(&self, world: &World) -> Faults {
+    /// Something is wrong with the disk for so long, until it is healed: a sync fails, the room ends, or nothing can be changed.
+    pub fn some_fault(&self, world: &World, how_long: Micros) -> Faults {
+        self.sick_until.set(self.sick_until.get().max(world.now() + how_long + TRIES_AGAIN));
         let mut faults = Faults::default();
         match world.below(6) {
             0..=2 => faults.fail_sync_in = Some(world.below(3)),
@@ -116,14 +122,14 @@ impl Files {
         self.disk.borrow().set_faults(Faults::default());
     }
 
-    /// Whether something is wrong with the disk.
-    pub fn is_sick(&self) -> bool {
-        let disk = self.disk.borrow();
-        disk.stopped() || disk.faults() != Faults::default()
+    /// Whether something is wrong with the disk, or was a moment ago.
+    pub fn is_sick(&self, now: Micros) -> bool {
+        self.disk.borrow().stopped() || self.sick_until.get() > now
     }
 
     /// What an end leaves.
     pub fn end(&self, world: &World, how: End) {
+        self.sick_until.set(0);
         match how {
             End::Clean | End::Killed => self.disk.borrow().kill(),
             End::PowerLoss => self.disk.borrow().crash(),
