@@ -197,10 +197,11 @@ impl Shard {
             apply_loop.core().engine.validate();
             apply_loop.end_driven();
         } else {
-            if let Some(jobs) = &process.jobs {
-                jobs.kill();
-            }
             drop(apply_loop);
+        }
+        // They hold each other until then.
+        if let Some(jobs) = &process.jobs {
+            jobs.kill();
         }
         self.world.kill(process.life);
         if let Some(files) = &self.files {
