@@ -113,6 +113,7 @@ impl Files {
 
     /// The disk stops in the middle of what is done to it soon.
     pub fn stop_soon(&self, world: &World) {
+        self.sick_until.set(self.sick_until.get().max(world.now() + TRIES_AGAIN));
         let stop_in = Some(world.below(12));
         self.disk.borrow().set_faults(Faults { stop_in, ..Faults::default() });
     }
