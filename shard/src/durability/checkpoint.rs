@@ -14,6 +14,7 @@ use std::{
 };
 
 use kindred_engine::engine::checkpoint::Walk;
+use kindred_partition_config::ids::Revision;
 use kindred_transport::random::bits as random;
 use kindred_wal::{
     Batch, Checkpoint, CheckpointWriter, Disk, Frame, Job, Layout, LogKind, LogPlaces, Record, Stepped,
@@ -62,6 +63,8 @@ struct Running {
     began: Instant,
     /// `None` once the walk has ended.
     walk: Option<Walk>,
+    /// The checkpoint has everything up to here.
+    promise: Revision,
     to: SyncSender<Work>,
     /// A slice for which the thread had no room.
     unsent: Option<Batch>,
@@ -193,6 +196,7 @@ impl Checkpoints {
         }
         self.running = Some(Running {
             began: now,
+            promise: core.engine.last_revision(),
             walk: Some(around(Point::WalkBegin, || core.engine.checkpoint_begin())),
             to,
             unsent: None,
@@ -229,6 +233,8 @@ impl Checkpoints {
             });
             if !goes_on {
                 running.walk = None;
+                // The checkpoint takes the place of the log's promises (R10).
+                batch.push(&Record::Promise(running.promise));
             }
             if !batch.is_empty() {
                 running.send(batch);

@@ -20,6 +20,7 @@ mod driven;
 mod ends;
 mod full;
 mod life;
+mod whole;
 
 use self::life::{Counts, Shard};
 
