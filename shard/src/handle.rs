@@ -9,10 +9,11 @@ use std::{
 use kindred_engine::{
     durability::KindModes,
     engine::{FeedId, FeedOut, StreamId, WatchId, WatchOut, WatchSpec},
+    error::EngineError,
     ops::{Op, OpAnswer, RangeAnswer, RangeQuery},
     version::Version,
 };
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{LeaseId, Revision, Slot};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
     task::JoinHandle,
@@ -33,6 +34,9 @@ use crate::{
     read,
     read_hints::ReadHints,
 };
+
+/// Ended leases that may wait for a listener. One that is further behind asks again.
+const ENDED_MAX: usize = 1024;
 
 /// A handle to the apply loop.
 #[derive(Clone)]
@@ -100,6 +104,31 @@ impl Handle {
     pub async fn call_durable<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
         let (to, answered) = oneshot::channel();
         self.send(Request::Call(call.named(To::Durable(to)).0), answered).await
+    }
+
+    /// Waits until everything executed so far is durable.
+    pub async fn durable(&self) -> Result<(), KvError> {
+        self.call_durable(call::Reachable {}).await
+    }
+
+    /// Waits for a call that asks for a lease. That there is none is answered when everything executed so far is
+    /// durable: a lease whose end is not on disk lives again after a crash (R12).
+    pub async fn find_lease<T>(
+        &self,
+        asked: impl Future<Output = Result<Result<T, EngineError>, KvError>>,
+    ) -> Result<T, KvError> {
+        let found = asked.await?;
+        if matches!(found, Err(EngineError::LeaseNotFound(_))) {
+            self.durable().await?;
+        }
+        Ok(found?)
+    }
+
+    /// The leases that ended here and wait for other stores, with these, now and as they end.
+    pub async fn watch_ended(&self) -> Result<mpsc::Receiver<(LeaseId, Vec<Slot>)>, KvError> {
+        let (sender, ended) = mpsc::channel(ENDED_MAX);
+        self.call(call::WatchEnded { sender }).await?;
+        Ok(ended)
     }
 
     /// Raises ranges and makes a call once the raise is visible, even in a Kind whose writes wait for the disk.

@@ -16,7 +16,6 @@ use kindred_partition_config::{
     key::KeyRange,
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
-use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
@@ -41,8 +40,6 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_SNAPSHOTS;
 /// Pins that one call may release; each release searches all that are held.
 pub(crate) const RELEASES_MAX: usize = 4096;
-/// Ended leases that may wait for a listener. One that is further behind asks again.
-const ENDED_MAX: usize = 1024;
 
 #[derive(Clone)]
 pub struct ShardService {
@@ -211,8 +208,9 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::LeaseAttachResponse>, Status> {
         let request = request.into_inner();
         let (id, store) = (lease(request.id)?, slot(request.store_slot)?);
-        let granted = self.member.handle.call(call::AttachLease { id, store }).await?;
-        Ok(Response::new(pb::LeaseAttachResponse { granted_ttl: granted.map_err(KvError::from)? }))
+        let handle = &self.member.handle;
+        let granted_ttl = handle.find_lease(handle.call(call::AttachLease { id, store })).await?;
+        Ok(Response::new(pb::LeaseAttachResponse { granted_ttl }))
     }
 
     async fn lease_adopt(
@@ -263,8 +261,7 @@ impl Shard for ShardService {
         &self,
         _request: Request<pb::LeaseEndedRequest>,
     ) -> Result<Response<Self::LeaseEndedStream>, Status> {
-        let (sender, ended) = mpsc::channel(ENDED_MAX);
-        self.member.handle.call(call::WatchEnded { sender }).await?;
+        let ended = self.member.handle.watch_ended().await?;
         let stopping = self.member.stopping.clone();
         let answers = ReceiverStream::new(ended).map(|(id, attached): (LeaseId, Vec<Slot>)| {
             let attached_slots = attached.into_iter().map(|slot| u32::from(slot.get())).collect();

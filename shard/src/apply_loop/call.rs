@@ -336,7 +336,7 @@ calls! {
     };
     /// The same, and whether something changed.
     RaisedSince { asked: RaiseSince } -> Result<(Revision, bool), KvError>, |core| asked.run(core);
-    /// Nothing is left to do but to answer: the clock may reach the revision.
+    /// Does nothing but answer: the clock may reach a revision, or what was executed is durable.
     Reachable {} -> (), |_core| ();
     /// Reads release their pins.
     ReleasePins { pins: Vec<PinId> } -> (), |core| core.release(&pins);

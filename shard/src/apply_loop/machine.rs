@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use kindred_engine::ops::Op;
+use kindred_engine::{error::EngineError, ops::Op};
 use kindred_partition_config::ids::Revision;
 use kindred_wire::error::EtcdError;
 use tokio::time::Instant;
@@ -110,7 +110,11 @@ impl Machine {
             }
             Request::Apply { op, hints, answer } => {
                 let applied = core.apply(op, hints);
-                let needs_fsync = applied.is_ok() && core.engine.answer_waits();
+                let needs_fsync = match &applied {
+                    Ok(_) => core.engine.answer_waits(),
+                    // The end of the lease may not be on disk yet (R12).
+                    Err(error) => matches!(error, KvError::Engine(EngineError::LeaseNotFound(_))),
+                };
                 (Answer::Apply(answer, applied), needs_fsync)
             }
             Request::Read { query, hints, owner, answer } if core.waits(&query, hints) => {

@@ -19,6 +19,7 @@ mod disk;
 mod driven;
 mod ends;
 mod full;
+mod leases;
 mod life;
 mod whole;
 

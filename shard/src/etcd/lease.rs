@@ -1,12 +1,12 @@
 //! The Lease service.
 
-use std::pin::Pin;
+use std::{pin::Pin, time::Duration};
 
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::LeaseId;
 use kindred_proto::etcdserverpb::{self as pb, lease_server::Lease};
 use kindred_transport::ending;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -18,6 +18,8 @@ use crate::{
 
 /// Answers that may wait for the connection. When they are full, the client's stream is not read.
 const OUTBOUND_MAX: usize = 16;
+/// How long an answer waits for the ends of leases to be on disk.
+const ENDED_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub struct LeaseService(pub Member);
@@ -86,6 +88,7 @@ impl Lease for LeaseService {
                 keys: view.keys.into_iter().map(|key| key.0).collect(),
             },
             Err(EngineError::LeaseNotFound(_)) => {
+                ends_are_durable(&self.0).await?;
                 pb::LeaseTimeToLiveResponse { header, id: request.id, ttl: -1, granted_ttl: 0, keys: vec![] }
             }
             Err(error) => return Err(KvError::from(error).into()),
@@ -98,14 +101,21 @@ impl Lease for LeaseService {
         _request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
         let (leases, current) = self.0.handle.call(call::ListLeases {}).await?;
+        // A lease that is not in the list is over.
+        ends_are_durable(&self.0).await?;
         let leases = leases.into_iter().map(|id| pb::LeaseStatus { id: id.get() }).collect();
         Ok(Response::new(pb::LeaseLeasesResponse { header: Some(self.0.ids.header(current)), leases }))
     }
 }
 
-async fn keep_alive(
+/// Waits until a restart would know of the leases that are over (R12).
+async fn ends_are_durable(member: &Member) -> Result<(), KvError> {
+    timeout(ENDED_MAX, member.handle.durable()).await.unwrap_or(Err(KvError::DiskWait))
+}
+
+pub(crate) async fn keep_alive(
     member: &Member,
-    requests: &mut Streaming<pb::LeaseKeepAliveRequest>,
+    requests: &mut (impl Stream<Item = Result<pb::LeaseKeepAliveRequest, Status>> + Unpin),
     to: &mpsc::Sender<Result<pb::LeaseKeepAliveResponse, Status>>,
 ) -> Result<(), Status> {
     while let Some(request) = requests.next().await {
@@ -113,7 +123,11 @@ async fn keep_alive(
         let (renewed, current) = member.handle.call(call::KeepLeaseAlive { id: LeaseId(id) }).await?;
         let ttl = match renewed {
             Ok(ttl) => ttl,
-            Err(EngineError::LeaseNotFound(_)) => 0,
+            Err(EngineError::LeaseNotFound(_)) => {
+                // Other leases are kept alive on this stream. It ends when the disk does nothing.
+                ends_are_durable(member).await?;
+                0
+            }
             Err(error) => return Err(KvError::from(error).into()),
         };
         let header = Some(member.ids.header(current));
