@@ -278,7 +278,7 @@ calls! {
     /// the renewal.
     KeepLeaseAlive { id: LeaseId } -> (Result<i64, EngineError>, Revision), |core| {
         let current = core.engine.current_all();
-        (core.engine.lease_keep_alive(core.clock.mono(), id), current)
+        (core.lease_keep_alive(id), current)
     };
     /// Shows a lease, with its keys if asked for.
     ViewLease { id: LeaseId, keys: bool } -> (Result<LeaseView, EngineError>, Revision), |core| {

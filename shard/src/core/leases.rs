@@ -44,6 +44,18 @@ impl Core {
         LeaseId(self.lease_last)
     }
 
+    /// Renews a lease; returns its TTL. One that has expired is refused, so it ends here and now if nothing has ended it
+    /// yet (R12).
+    pub fn lease_keep_alive(&mut self, id: LeaseId) -> Result<i64, EngineError> {
+        let now = self.clock.mono();
+        let kept = self.engine.lease_keep_alive(now, id);
+        if kept.is_err() && self.engine.lease_view(now, id, false).is_ok() {
+            self.engine.lease_revoke(self.clock.wall(), id)?;
+            self.ended_news = true;
+        }
+        kept
+    }
+
     pub fn lease_revoke(&mut self, id: LeaseId) -> Result<(Revision, Vec<Slot>), KvError> {
         self.check_corrupt()?;
         self.check_lease_disk()?;

@@ -1,8 +1,14 @@
 //! What a home says of leases whose ends are not on disk (R12).
 
-use std::{sync::atomic::AtomicBool, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, UNIX_EPOCH},
+};
 
-use kindred_engine::{error::EngineError, ops::Op};
+use kindred_engine::{error::EngineError, ops::Op, trust::ClockTrust};
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_proto::etcdserverpb::{self as pb, lease_server::Lease as _};
 use kindred_transport::who::Routers;
@@ -16,6 +22,7 @@ use super::{
 };
 use crate::{
     apply_loop::call,
+    clock::{Clock, WallClock},
     encode::ServerIds,
     etcd::{
         Member, MemberInner,
@@ -113,4 +120,20 @@ async fn r12_a_home_says_that_a_lease_is_over_when_a_restart_would_know_it() {
     assert_eq!(watched.recv().await, Some((LEASE, vec![other()])));
     let asked = tokio::join!(keep_alive(&member), time_to_live(&member), list(&member));
     assert_eq!((asked.0.unwrap(), asked.1.unwrap(), asked.2.unwrap()), (0, -1, 0));
+}
+
+#[tokio::test]
+async fn r12_an_expired_lease_that_is_not_kept_alive_ends_before_its_client_hears_of_it() {
+    let (disk, wall) = new_disk(1);
+    let (mut core, _logs) = open(LifeDisk::new(&disk), &wall).await.unwrap();
+    core.lease_grant(Some(LEASE), 60).unwrap();
+    assert_eq!(core.lease_keep_alive(LEASE), Ok(60));
+    // The loop has not come to it: one lease expires in a turn.
+    let now = UNIX_EPOCH + Duration::from_micros(wall.load(Ordering::Relaxed));
+    let (wall, later) = (WallClock::Other(Arc::new(move || now)), Arc::new(|| Duration::from_secs(90)));
+    core.clock = Clock::simulated(wall, later, ClockTrust::alone());
+    let logged = core.engine.logged_fsync();
+    assert_eq!(core.lease_keep_alive(LEASE), Err(EngineError::LeaseNotFound(LEASE)));
+    assert!(core.engine.logged_fsync() > logged, "a restart would find it with its whole TTL");
+    assert_eq!(core.engine.leases(), []);
 }
