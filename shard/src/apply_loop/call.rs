@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use kindred_engine::{
     durability::KindModes,
-    engine::{EndedLease, EngineStats, FeedId, LeaseView, PinId, StreamId, WallMicros, WatchId, WatchSpec},
+    engine::{EngineStats, FeedId, LeaseView, PinId, StreamId, WallMicros, WatchId, WatchSpec},
     error::EngineError,
     lease::{AdoptedLease, HandedLease},
     ops::RangeQuery,
@@ -296,9 +296,7 @@ calls! {
     EndLease { id: LeaseId, denied: Vec<Slot> } -> Result<Revision, KvError>, |core| core.lease_end(id, &denied);
     /// At the home: all stores have deleted the keys.
     ForgetLease { id: LeaseId } -> (), |core| core.engine.lease_forget(id);
-    /// The leases that ended and wait for other stores.
-    ListEnded {} -> Vec<EndedLease>, |core| core.engine.leases_ended();
-    /// The same, now and as they end.
+    /// The leases that ended and wait for other stores, now and as they end.
     WatchEnded { sender: mpsc::Sender<(LeaseId, Vec<Slot>)> } -> (), |core| core.watch_ended(sender);
     /// The keys of a lease; `None` if it is not known here.
     LeaseKeys { id: LeaseId, generation: Option<Epoch> } -> Result<Option<Vec<Key>>, NotOwned>, |core| {

@@ -346,8 +346,12 @@ pub struct Logical {
 pub enum LeaseStep {
     /// Granted.
     Granted,
-    /// Its end was recorded.
+    /// It ended, which need not be on disk yet.
     Ended,
+    /// The home said to somebody that it is over.
+    Told,
+    /// The home was killed before the end was on disk, and has the lease again.
+    Back,
     /// Asked to keep it, or to attach a store; whether it did.
     Asked(bool),
 }
@@ -519,10 +523,14 @@ impl History {
         let mut live: BTreeMap<LeaseId, bool> = BTreeMap::new();
         for (_, id, _, step) in record.leases.iter().filter(|(_, _, home, _)| *home == store) {
             match step {
-                LeaseStep::Granted => drop(live.insert(*id, true)),
+                LeaseStep::Granted | LeaseStep::Back => drop(live.insert(*id, true)),
                 LeaseStep::Ended => drop(live.insert(*id, false)),
-                LeaseStep::Asked(_) => {}
+                LeaseStep::Told | LeaseStep::Asked(_) => {}
             }
+        }
+        for (id, _) in live.iter().filter(|(id, live)| !**live && found.contains(id)) {
+            self.world.note(format_args!("s{} lease {id}: {:?}", store.0, LeaseStep::Back));
+            record.leases.push((order, *id, store, LeaseStep::Back));
         }
         let known: BTreeSet<LeaseId> = record.leases_lost.iter().map(|(_, id, _)| *id).collect();
         let lost = live.into_iter().filter(|(id, live)| *live && !found.contains(id) && !known.contains(id));
@@ -551,6 +559,13 @@ impl History {
     pub fn current(&self, store: StoreIx, kind: usize, current: Revision, held_micros: u64) {
         let order = self.world.order();
         self.write().currents.push(Current { order, store, kind, current, held_micros });
+    }
+
+    /// Whether a lease was granted by a store.
+    #[must_use]
+    pub fn was_at(&self, id: LeaseId, store: StoreIx) -> bool {
+        let record = self.read();
+        record.leases.iter().any(|(_, of, home, step)| (*of, *home, *step) == (id, store, LeaseStep::Granted))
     }
 
     /// A lease was granted, asked for or ended at its home.

@@ -27,6 +27,8 @@ pub enum Sabotage {
     LooseStart,
     /// A lease that is over is forgotten without its other stores being told (R12).
     NoLeaseEnd,
+    /// A home says that a lease is over in the turn in which it ends, whatever the disk has of that (R12).
+    TellsEarly,
     /// A store that lost its connection is not watched again.
     NoResume,
     /// A shard keeps what must be on disk as if it need not be (R9).

@@ -11,7 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use kindred_engine::engine::{Engine, EngineConfig, PinId, RevisionMode, StreamId, WatchOut, WatchSpec};
+use kindred_engine::engine::{
+    EndedLease, Engine, EngineConfig, PinId, RevisionMode, StreamId, WatchOut, WatchSpec,
+};
+use kindred_engine::error::EngineError;
 use kindred_engine::ops::{Contents, RangeQuery, RevisionFilter};
 use kindred_engine::trust::ClockTrust;
 use kindred_engine::version::Version;
@@ -284,7 +287,9 @@ impl Shard {
         let Some(process) = self.process().filter(|process| Some(process.life) == to) else { return };
         let shard = self.clone();
         self.world.spawn(process.life, async move {
+            let revoked = if let Request::LeaseRevoke { id } = &request { Some(*id) } else { None };
             let answered = shard.driving(&process, shard.answer(&process, request)).await;
+            shard.note_told(revoked, &answered);
             respond(answered.map_err(refused));
         });
     }
@@ -475,6 +480,9 @@ impl Shard {
         let asked = std::mem::take(&mut *process.leases.lock());
         for (id, step) in granted.into_iter().chain(asked).chain(ended) {
             self.history.lease(id, self.index, step);
+            if step == LeaseStep::Ended && self.sabotage == Some(Sabotage::TellsEarly) {
+                self.history.lease(id, self.index, LeaseStep::Told);
+            }
         }
     }
 
@@ -507,6 +515,19 @@ impl Shard {
                 Ok(Reply::Raised { current, changed })
             }
             request => answer_of_leases(process, request).await,
+        }
+    }
+
+    /// Writes down of which leases at home here an answer says that they are over.
+    fn note_told(&self, revoked: Option<LeaseId>, answered: &Result<Reply, KvError>) {
+        let over = match answered {
+            Ok(Reply::Revoked(_)) => Vec::from_iter(revoked),
+            Ok(Reply::Ended(ended)) => ended.iter().map(|lease| lease.id).collect(),
+            Err(KvError::Engine(EngineError::LeaseNotFound(id))) => vec![*id],
+            _ => Vec::new(),
+        };
+        for id in over.into_iter().filter(|id| self.history.was_at(*id, self.index)) {
+            self.history.lease(id, self.index, LeaseStep::Told);
         }
     }
 
@@ -569,7 +590,7 @@ async fn answer_of_leases(process: &Process, request: Request) -> Result<Reply, 
                 notes.lock().push((id, LeaseStep::Asked(alive.is_ok())));
                 alive
             };
-            Ok(Reply::Ttl(handle.inspect(keep).await??))
+            Ok(Reply::Ttl(handle.find_lease(handle.inspect(keep)).await?))
         }
         Request::LeaseAttach { id, store } => {
             let attach = move |core: &mut Core| {
@@ -577,7 +598,7 @@ async fn answer_of_leases(process: &Process, request: Request) -> Result<Reply, 
                 notes.lock().push((id, LeaseStep::Asked(attached.is_ok())));
                 attached
             };
-            Ok(Reply::Ttl(handle.inspect(attach).await??))
+            Ok(Reply::Ttl(handle.find_lease(handle.inspect(attach)).await?))
         }
         Request::LeaseRevoke { id } => {
             Ok(Reply::Revoked(handle.call_durable(call::RevokeLease { id }).await??.1))
@@ -594,7 +615,12 @@ async fn answer_of_leases(process: &Process, request: Request) -> Result<Reply, 
             handle.call(call::ForgetLease { id }).await?;
             Ok(Reply::Done)
         }
-        _ => Ok(Reply::Ended(handle.call(call::ListEnded {}).await?)),
+        _ => {
+            let mut told = handle.watch_ended().await?;
+            handle.durable().await?;
+            let ended = std::iter::from_fn(|| told.try_recv().ok());
+            Ok(Reply::Ended(ended.map(|(id, attached)| EndedLease { id, attached }).collect()))
+        }
     }
 }
 

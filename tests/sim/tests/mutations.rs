@@ -90,6 +90,11 @@ fn r12_a_lease_that_ends_at_its_home_only() {
 }
 
 #[test]
+fn r12_a_home_that_says_what_its_disk_does_not_know() {
+    is_noticed(Sabotage::TellsEarly, "r12_leases");
+}
+
+#[test]
 fn liveness_without_a_resume() {
     is_noticed(Sabotage::NoResume, "liveness");
 }

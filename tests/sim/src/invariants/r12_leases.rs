@@ -1,8 +1,9 @@
-//! **R12**: a lease's end is recorded at its home first, and is final there: nothing attaches to it or keeps it alive
-//! after that. Once things have settled no key carries a lease that is over, whichever store it is on, and no home still
-//! waits for a store. A write is refused for want of a lease only when that is over.
+//! **R12**: a lease ends at its home first. While the home runs, nothing attaches to the lease or keeps it alive after
+//! that. An end of which the home has told anybody is on its disk: no restart brings the lease back. Once things have
+//! settled, no key carries a lease that is over, whichever store it is on, and no home still waits for a store. A write
+//! is refused for want of a lease only when that lease is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kindred_partition_config::ids::LeaseId;
 
@@ -15,10 +16,20 @@ use crate::shard::files::End;
 /// What is wrong.
 pub fn check(record: &Record) -> Result<(), String> {
     let mut over: BTreeMap<LeaseId, Order> = BTreeMap::new();
+    let mut told: BTreeSet<LeaseId> = BTreeSet::new();
     for (order, id, _, step) in &record.leases {
         match step {
             LeaseStep::Ended => {
                 over.insert(*id, *order);
+            }
+            LeaseStep::Told => {
+                told.insert(*id);
+            }
+            LeaseStep::Back if told.contains(id) => {
+                return Err(format!("lease {id} lives again, and its home has said that it was over"));
+            }
+            LeaseStep::Back => {
+                over.remove(id);
             }
             LeaseStep::Granted | LeaseStep::Asked(true) if over.contains_key(id) => {
                 return Err(format!("lease {id} was over and its home said {step:?}"));
