@@ -123,7 +123,7 @@ impl Shard {
             topology: topology.clone(),
             wall,
             times: Arc::new(Times::default()),
-            files: modes.map(|modes| Files::new(world, modes.clone())),
+            files: modes.map(|modes| Files::new(world, *modes)),
             process: RefCell::default(),
             stalled_until: Cell::new(0),
             sabotage,
