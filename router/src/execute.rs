@@ -6,6 +6,7 @@ pub mod fan_out;
 pub mod fenced;
 pub mod one;
 pub mod raise;
+pub mod routed;
 
 use std::time::Duration;
 

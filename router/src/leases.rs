@@ -23,6 +23,7 @@ use kindred_wire::refusal::KindredError;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::execute::routed::settled;
 use crate::execute::{Deadline, Effect, call};
 use crate::meta::Cluster;
 use crate::not_owned::NotOwned;
@@ -297,17 +298,7 @@ impl LeaseStores for Calls<'_> {
     /// Retries while the store refuses because keys are moving.
     async fn end_settled(&self, lease: LeaseId, store: StoreIx) -> Result<(), Status> {
         let mut waiting = Waiting::new(&self.leases.routing, Effect::Write, Instant::now() + MOVING_MAX);
-        loop {
-            let known = *self.leases.routing.generations().borrow();
-            match self.end(lease, store, Vec::new()).await {
-                Err(status) if NotOwned::of(&status).is_some() => {
-                    if waiting.wait(known, &[]).await.is_err() {
-                        return Err(status);
-                    }
-                }
-                ended => return ended,
-            }
-        }
+        settled(&mut waiting, || self.end(lease, store, Vec::new())).await
     }
 
     async fn forget(&self, lease: LeaseId, home: StoreIx) -> Result<(), Status> {
@@ -324,17 +315,7 @@ impl LeaseStores for Calls<'_> {
     async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
         let until = self.deadline.at().min(Instant::now() + MOVING_MAX);
         let mut waiting = Waiting::new(&self.leases.routing, Effect::Write, until);
-        loop {
-            let known = *self.leases.routing.generations().borrow();
-            match attach_once(self, lease, store, not_at_home).await {
-                Err(status) if NotOwned::of(&status).is_some() => {
-                    if waiting.wait(known, &[]).await.is_err() {
-                        return Err(status);
-                    }
-                }
-                attached => return attached,
-            }
-        }
+        settled(&mut waiting, || attach_once(self, lease, store, not_at_home)).await
     }
 }
 

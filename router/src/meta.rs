@@ -17,8 +17,10 @@ pub mod client;
 mod compactions;
 pub mod follow;
 pub mod lineage;
+pub mod live;
 pub mod revision_pairs;
 pub mod start;
+pub mod store;
 pub mod take;
 
 use std::path::PathBuf;

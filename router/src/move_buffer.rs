@@ -25,6 +25,35 @@ const BYTES_MAX: usize = 64 << 20;
 /// The bytes that a waiting request counts beside its own.
 const REQUEST_BYTES: usize = 4 << 10;
 
+/// How long a request goes on waiting. Times are since some beginning.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    since: Duration,
+    until: Duration,
+    attempts: u32,
+}
+
+impl Patience {
+    /// The patience of a request that begins to wait now, and whose client waits until `deadline`.
+    #[must_use]
+    pub fn new(now: Duration, deadline: Duration) -> Self {
+        Self { since: now, until: deadline.min(now + WAIT_MAX), attempts: 0 }
+    }
+
+    /// How long to wait for a newer map before the present one is tried again; `None` when the request has waited long
+    /// enough.
+    pub fn pause(&mut self, now: Duration) -> Option<Duration> {
+        self.attempts += 1;
+        if now >= self.until {
+            return None;
+        }
+        // The time of arrival spreads the requests, so that they do not all come back at once.
+        let spread = (now - self.since).subsec_nanos() % 5_000_000;
+        let pause = AGAIN * self.attempts.min(4) + Duration::from_nanos(u64::from(spread));
+        Some(pause.min(self.until - now))
+    }
+}
+
 /// The room for waiting requests.
 #[derive(Debug)]
 pub struct MoveBuffer {
@@ -46,8 +75,7 @@ pub struct Buffered<'b> {
     held: &'b Held,
     effect: Effect,
     since: Instant,
-    until: Instant,
-    attempts: u32,
+    patience: Patience,
 }
 
 impl MoveBuffer {
@@ -64,25 +92,18 @@ impl MoveBuffer {
         let full = |_| grpc::refusal(&KindredError::LimitReached { what, limit: BYTES_MAX as u64 });
         let room = room.try_acquire_many(needed).map_err(full)?;
         let since = Instant::now();
-        let until = deadline.min(since + WAIT_MAX);
-        Ok(Buffered { _room: room, held: &self.held, effect, since, until, attempts: 0 })
+        let patience = Patience::new(Duration::ZERO, deadline.saturating_duration_since(since));
+        Ok(Buffered { _room: room, held: &self.held, effect, since, patience })
     }
 }
 
 impl Buffered<'_> {
     /// Waits for a map newer than `known`, or for a short pause; false when the request has waited long enough.
     pub async fn wait(&mut self, known: Epoch, generation: &mut watch::Receiver<Epoch>) -> bool {
-        self.attempts += 1;
-        let now = Instant::now();
-        if now >= self.until {
-            return false;
-        }
-        // The time of arrival spreads the requests, so that they do not all come back at once.
-        let spread = now.duration_since(self.since).subsec_nanos() % 5_000_000;
-        let pause = AGAIN * self.attempts.min(4) + Duration::from_nanos(u64::from(spread));
+        let Some(pause) = self.patience.pause(self.since.elapsed()) else { return false };
         let newer = generation.wait_for(|generation| *generation > known);
         // Without a newer map the present one is tried again. If the sender is gone, only the pause ends the wait.
-        let _ = tokio::time::timeout_at(self.until.min(now + pause), async {
+        let _ = tokio::time::timeout(pause, async {
             if newer.await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -110,10 +131,10 @@ mod tests {
         let mut buffered = buffer.begin(Effect::Write, 10, until).unwrap();
         maps.send(Epoch(4)).unwrap();
         assert!(buffered.wait(Epoch(3), &mut generation).await, "there is one already");
-        assert_eq!(buffered.attempts, 1);
+        assert_eq!(buffered.patience.attempts, 1);
         while buffered.wait(Epoch(4), &mut generation).await {}
         assert!(Instant::now() >= until);
-        assert!(buffered.attempts < 20, "it came back {} times", buffered.attempts);
+        assert!(buffered.patience.attempts < 20, "it came back {} times", buffered.patience.attempts);
     }
 
     #[tokio::test(start_paused = true)]
@@ -124,7 +145,7 @@ mod tests {
         let until = Instant::now() + Duration::from_millis(30);
         let mut buffered = buffer.begin(Effect::Read, 10, until).unwrap();
         while buffered.wait(Epoch(1), &mut generation).await {}
-        assert!(Instant::now() >= until && buffered.attempts < 10);
+        assert!(Instant::now() >= until && buffered.patience.attempts < 10);
     }
 
     #[test]

@@ -7,16 +7,19 @@
 //! claim to expire: every router is the `watchdog` of the other routers' moves.
 
 pub mod begin;
+pub mod desk;
+pub mod keys;
 pub mod mover;
 pub mod past;
 pub mod rate;
 pub mod reconcile;
 mod record_steps;
-pub mod runner;
-mod units;
-mod watchdog;
+mod runner;
+pub mod steps;
+pub mod units;
+pub mod watchdog;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,21 +28,22 @@ use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::moves::machine;
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::watchdog::Settings as Beside;
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::meta::client::{Entries, Expect, Write};
-use crate::meta::{MOVES, Meta};
+use crate::meta::live::Live;
+use crate::meta::store::MetaStore;
+use crate::meta::{Meta, MetaError};
+use keys::coordinator_key;
+pub use keys::{
+    COORDINATORS, Failing, Progress, REQUESTS, progress, record, record_key, records, request_key,
+};
 use mover::Mover;
 use rate::Rate;
 use runner::Runner;
 
-/// Prefix of the claims, one key a move under its coordinator's lease; the value is the [`Progress`].
-pub const COORDINATORS: &str = "/kindred/coordinators/";
-/// Prefix of operators' requests, one key a move; the value is the request and, later, the answer.
-pub const REQUESTS: &str = "/kindred/requests/";
 /// How long a coordinator may be silent before its claims expire.
 const LEASE_TTL_S: i64 = 3;
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -55,79 +59,26 @@ pub struct Settings {
     pub copy_bytes_per_second: u64,
 }
 
-/// The progress of a move, as its coordinator reports it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Progress {
-    /// The name of the coordinating router.
-    pub router: String,
-    /// Keys copied since this coordinator began.
-    pub keys_copied: u64,
-    /// Bytes of keys and values copied since then, including those of tailed events.
-    pub bytes_copied: u64,
-    /// The largest lag of any follower in microseconds; absent while some unit is not followed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lag_micros: Option<u64>,
-    /// The pause of the last switch in microseconds: from the first freeze to the last unit opened.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pause_micros: Option<u64>,
-    /// Steps that failed when last tried, and are retried.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub failing: Vec<Failing>,
+/// The moves that are not over and that no router has claimed, each with its record's mod revision.
+pub fn unclaimed(entries: &Entries) -> impl Iterator<Item = (MoveRecord, i64)> + use<> {
+    let claimed = |id: MoveId| entries.keys.contains_key(&coordinator_key(id));
+    let open: Vec<_> = records(entries)
+        .into_values()
+        .filter(|(record, _)| !record.phase.is_over() && !claimed(record.id))
+        .collect();
+    open.into_iter()
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Failing {
-    /// The name of the step.
-    pub step: String,
-    /// The number of failures since it last succeeded.
-    pub times: u64,
-    /// The last error.
-    pub reason: String,
-}
-
-/// The key of a move's record in meta.
-#[must_use]
-pub fn record_key(id: MoveId) -> String {
-    format!("{MOVES}{}", id.0)
-}
-
-fn coordinator_key(id: MoveId) -> String {
-    format!("{COORDINATORS}{}", id.0)
-}
-
-/// The key of an operator's request for a move.
-#[must_use]
-pub fn request_key(id: MoveId) -> String {
-    format!("{REQUESTS}{}", id.0)
-}
-
-/// All moves in meta by number, each with its record and the record's mod revision.
-#[must_use]
-pub fn records(entries: &Entries) -> BTreeMap<MoveId, (MoveRecord, i64)> {
-    let below = entries.keys.range(MOVES.to_owned()..).take_while(|(key, _)| key.starts_with(MOVES));
-    below
-        .filter_map(|(key, stored)| match MoveRecord::from_json(&stored.value) {
-            Ok(record) => Some((record.id, (record, stored.mod_revision))),
-            Err(error) => {
-                tracing::error!(key, %error, "a move cannot be read, and is left alone");
-                None
-            }
-        })
-        .collect()
-}
-
-/// The record of one move.
-#[must_use]
-pub fn record(entries: &Entries, id: MoveId) -> Option<MoveRecord> {
-    MoveRecord::from_json(&entries.keys.get(&record_key(id))?.value).ok()
-}
-
-/// The progress that a move's coordinator last reported.
-#[must_use]
-pub fn progress(entries: &Entries, id: MoveId) -> Option<Progress> {
-    serde_json::from_slice(&entries.keys.get(&coordinator_key(id))?.value).ok()
+/// Claims a move for this router under a lease; `false` if another one has it.
+///
+/// # Errors
+/// When meta cannot be asked.
+pub async fn claim(meta: &impl MetaStore, id: MoveId, router: &str, lease: i64) -> Result<bool, MetaError> {
+    let progress = Progress { router: router.to_owned(), ..Progress::default() };
+    let value = serde_json::to_vec(&progress).unwrap_or_default();
+    let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
+    let write = Write { lease, ..Write::put(coordinator_key(id), value) };
+    Ok(meta.commit(&[expect], vec![write]).await?.is_some())
 }
 
 struct Moves {
@@ -169,21 +120,25 @@ pub async fn run(mover: Arc<Mover>, meta: Arc<Meta>, settings: Settings) {
         meta: meta.clone(),
     };
     let beside = Beside::beside(&moves.settings.machine);
-    let watchdogs = watchdog::run(mover.clone(), meta, moves.me.clone(), beside);
+    let watchdogs = watchdog::run(mover.clone(), meta.clone(), moves.me.clone(), beside);
     tokio::select! {
         () = moves.coordinate() => {}
         () = watchdogs => {}
-        () = reconcile::watch(mover) => {}
+        () = reconcile::watch(mover, meta) => {}
     }
 }
 
 impl Moves {
+    fn live(&self) -> Live {
+        Live { keeper: self.mover.keeper.clone(), meta: self.meta.clone() }
+    }
+
     async fn coordinate(mut self) {
         let mut entries = self.meta.entries();
         loop {
             let now = entries.borrow_and_update().clone();
             self.claim(&now).await;
-            past::forget(&self.meta, &now).await;
+            past::forget(&self.live(), &now).await;
             tokio::select! {
                 changed = entries.changed() => if changed.is_err() { return },
                 Some(ended) = self.running.join_next(), if !self.running.is_empty() => self.ended(ended),
@@ -203,24 +158,18 @@ impl Moves {
 
     /// Claims the moves that nobody coordinates, and starts their runners.
     async fn claim(&mut self, entries: &Entries) {
-        for (id, (record, version)) in records(entries) {
-            let taken = entries.keys.contains_key(&coordinator_key(id)) || self.ids.contains(&id);
-            if record.phase.is_over() || taken {
-                continue;
-            }
+        let running = self.ids.clone();
+        for (record, version) in unclaimed(entries).filter(|(record, _)| !running.contains(&record.id)) {
             let Some(lease) = self.lease().await else { return };
-            let progress = Progress { router: self.mover.identity.name.clone(), ..Progress::default() };
-            let value = serde_json::to_vec(&progress).unwrap_or_default();
-            let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
-            let write = Write { lease, ..Write::put(coordinator_key(id), value) };
-            match self.meta.client.commit(&[expect], vec![write]).await {
-                Ok(Some(_)) => {
+            let (id, live) = (record.id, self.live());
+            match claim(&live, id, &self.mover.identity.name, lease).await {
+                Ok(true) => {
                     tracing::info!(move_id = id.0, phase = ?record.phase, "this router coordinates a move");
                     self.ids.insert(id);
                     let runner = Runner::new(self, record, version, lease);
                     self.running.spawn(runner.run());
                 }
-                Ok(None) => {}
+                Ok(false) => {}
                 Err(error) => {
                     tracing::debug!(move_id = id.0, %error, "a move could not be claimed");
                     self.lease = None;

@@ -10,7 +10,6 @@
 //! was shown, and a store has no history from before its beginning.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 use kindred_partition_config::ids::{Epoch, Revision};
@@ -20,10 +19,14 @@ use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::plan::Placement as _;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::store::StoreIx;
 use tokio::sync::watch;
 
 use crate::move_buffer::MoveBuffer;
 use crate::stores::{Store, Stores};
+use shown::{Showing, Taken};
+
+pub mod shown;
 
 /// The map that requests go by.
 #[derive(Debug)]
@@ -38,24 +41,6 @@ pub struct Routing {
     /// Limits the requests that wait while their keys move.
     pub(crate) move_buffer: MoveBuffer,
     stores: Stores,
-}
-
-/// How far the present map has been taken over; each field is a generation.
-#[derive(Debug)]
-struct Taken {
-    /// Requests may use this map.
-    begun: AtomicU64,
-    /// New requests use this map.
-    swapped: AtomicU64,
-    /// What was shown under earlier maps has been noted.
-    settled: AtomicU64,
-}
-
-impl Taken {
-    fn new(generation: Epoch) -> Self {
-        let at = || AtomicU64::new(generation.0);
-        Self { begun: at(), swapped: at(), settled: at() }
-    }
 }
 
 impl Routing {
@@ -93,7 +78,7 @@ impl Routing {
             if newer {
                 // Stored before the generation is announced, and under the channel's lock, so that two swaps cannot
                 // overtake each other.
-                self.replace(routes);
+                shown::replace(self, routes);
                 *known = generation;
             }
             newer
@@ -104,30 +89,6 @@ impl Routing {
     #[must_use]
     pub fn generations(&self) -> watch::Receiver<Epoch> {
         self.generation.subscribe()
-    }
-
-    /// Replaces the map; calls must not overlap.
-    fn replace(&self, routes: Routes) {
-        let generation = routes.generation();
-        let old = self.load_full();
-        let new = Arc::new(routes);
-        self.taken.begun.store(generation.0, Ordering::SeqCst);
-        self.routes.store(new.clone());
-        self.taken.swapped.store(generation.0, Ordering::SeqCst);
-        for kind in new.spread_in(&KeyRange::everything()) {
-            let range = KeyRange::prefix(kind.as_key().clone());
-            let stores = new.parts_of(&range).into_iter().flat_map(|part| part.stores);
-            let begun = stores.map(|store| self.stores.get(store).begun()).max();
-            self.shown.show(std::slice::from_ref(&kind), begun.unwrap_or(Revision::ZERO));
-            if old.spread_in(&range).contains(&kind) {
-                continue;
-            }
-            let stores = old.parts_of(&range).into_iter().flat_map(|part| part.stores);
-            let shown = stores.map(|store| self.stores.get(store)).filter(|store| store.is_shard());
-            let highest = shown.map(|store| store.highest_shown()).max().unwrap_or(Revision::ZERO);
-            self.shown.show(&[kind], highest);
-        }
-        self.taken.settled.store(generation.0, Ordering::SeqCst);
     }
 
     /// Notes that a shard, which is about to be up, began at or below this revision.
@@ -146,14 +107,7 @@ impl Routing {
 
     /// The revision that answers of a read of these spread Kinds must have at least; zero for none. By the present map.
     pub(crate) fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
-        let shown = self.shown.of(spread);
-        let settled = self.taken.settled.load(Ordering::SeqCst);
-        if spread.is_empty() || self.taken.begun.load(Ordering::SeqCst) <= settled {
-            return shown;
-        }
-        // The map has just changed, and what was shown before is still being noted, so any store may have shown it.
-        let shards = self.stores.iter().filter(|store| store.is_shard());
-        shards.map(|store| store.highest_shown()).fold(shown, Revision::max)
+        shown::min_revision(self, spread)
     }
 
     /// Notes that a header, an event or a progress answer shows this revision of these Kinds.
@@ -171,14 +125,45 @@ impl Routing {
         generation: Epoch,
         now: impl FnOnce(&Routes) -> Vec<KindPrefix>,
     ) {
-        if !store.is_shard() {
-            return;
-        }
-        store.shows(revision);
-        self.shown.show(spread, revision);
-        if self.taken.swapped.load(Ordering::SeqCst) > generation.0 {
-            self.shown.show(&now(&self.load()), revision);
-        }
+        shown::show(self, store.index, spread, revision, generation, now);
+    }
+}
+
+impl Showing for Routing {
+    fn routes(&self) -> Arc<Routes> {
+        self.load_full()
+    }
+
+    fn set_routes(&self, routes: Arc<Routes>) {
+        self.routes.store(routes);
+    }
+
+    fn taken(&self) -> &Taken {
+        &self.taken
+    }
+
+    fn shown(&self) -> &ShownRevisions {
+        &self.shown
+    }
+
+    fn shards(&self) -> Vec<StoreIx> {
+        self.stores.iter().filter(|store| store.is_shard()).map(|store| store.index).collect()
+    }
+
+    fn is_shard(&self, store: StoreIx) -> bool {
+        self.stores.get(store).is_shard()
+    }
+
+    fn begun(&self, store: StoreIx) -> Revision {
+        self.stores.get(store).begun()
+    }
+
+    fn highest_shown(&self, store: StoreIx) -> Revision {
+        self.stores.get(store).highest_shown()
+    }
+
+    fn shows(&self, store: StoreIx, revision: Revision) {
+        self.stores.get(store).shows(revision);
     }
 }
 
@@ -186,7 +171,6 @@ impl Routing {
 mod tests {
     use kindred_partition_config::kind::KindScheme;
     use kindred_partition_config::map::{PartitionMap, StoreIdx};
-    use kindred_router_core::store::StoreIx;
     use kindred_transport::{Connector, Workers};
 
     use super::*;

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use crate::execute::Effect;
+use crate::execute::routed::Waits;
 use crate::move_buffer::Buffered;
 use crate::routing::Routing;
 
@@ -43,5 +44,16 @@ impl<'a> Waiting<'a> {
         // Field 1 of every request is its key; of a Txn it is the first compare, encoded.
         let key = peek::RangeRequest::parse(request).map(|range| range.key.to_vec()).unwrap_or_default();
         Err(grpc::refusal(&KindredError::UnitMoving { key }))
+    }
+}
+
+/// For what has no bytes of its own.
+impl Waits for Waiting<'_> {
+    fn known(&self) -> Epoch {
+        *self.routing.generations().borrow()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        Waiting::wait(self, known, &[]).await
     }
 }

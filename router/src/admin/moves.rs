@@ -17,7 +17,7 @@ use super::status::ApiError;
 use super::{api, sizes, verbs::known_moves};
 use crate::meta::client::{Entries, Expect, Write};
 use crate::meta::{Cluster, Meta, MetaError};
-use crate::moves::runner::Asked;
+use crate::moves::desk::Asked;
 use crate::moves::{self, Progress};
 
 /// How long a coordinator has to answer a request: longer than the claim of a dead coordinator lasts.

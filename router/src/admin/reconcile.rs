@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::api;
 use super::status::ApiError;
+use crate::meta::live::Live;
 use crate::moves::mover::Mover;
 use crate::moves::reconcile::{self, Heard};
 
@@ -43,12 +44,13 @@ async fn run(mover: &Arc<Mover>, body: &[u8]) -> Result<Value, ApiError> {
     let body: Body =
         if body.is_empty() { Body::default() } else { api::read(parse::parse_object(api::text(body)?))? };
     let cluster = &mover.keeper.cluster;
-    if cluster.meta.is_none() {
+    let Some(meta) = &cluster.meta else {
         return Err(ApiError::NotImplemented(crate::meta::MetaError::None.to_string()));
-    }
-    let heard = reconcile::ask(cluster, &mover.stores).await;
+    };
+    let live = Live { keeper: mover.keeper.clone(), meta: meta.clone() };
+    let heard = reconcile::ask(mover, &cluster.state()).await;
     if !body.apply {
-        let plan = reconcile::planned(cluster, &heard);
+        let plan = reconcile::planned(&live, &heard);
         return Ok(shown(&heard, false, &plan.found, &plan.problems, plan.is_empty(), &[]));
     }
     if let Some((store, why)) = heard.silent.first() {
@@ -57,10 +59,10 @@ async fn run(mover: &Arc<Mover>, body: &[u8]) -> Result<Value, ApiError> {
              lost (kindred store replace {store})"
         )));
     }
-    let plan = reconcile::apply_to_meta::<ApiError>(&mover.keeper, &heard).await?;
+    let plan = reconcile::apply_to_meta::<ApiError>(&live, &heard).await?;
     let mut failed = Vec::new();
     for call in &plan.calls {
-        if let Err(why) = reconcile::call(&mover.stores, &mover.routing, call).await {
+        if let Err(why) = reconcile::call(mover, call).await {
             let store = cluster.state().store_name(call.store);
             failed.push(format!(
                 "store {store:?} did not {} what move {} left: {why}",

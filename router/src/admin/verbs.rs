@@ -238,7 +238,7 @@ pub async fn make(mover: &Arc<Mover>, verb: &Verb) -> Result<Made, ApiError> {
     // again below, by the state in meta.
     let (mut planned, mut used) = (None, 0);
     if let Ok((change, _)) = verb.settled(&mover.keeper.cluster.state(), &mover.keeper.cluster) {
-        used = used_numbers(&mover.stores, &change).await;
+        used = used_numbers(mover, &change).await;
         planned = Some(sizes::moves(mover, &change).await);
     }
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;

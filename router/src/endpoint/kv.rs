@@ -33,11 +33,11 @@ use crate::execute::fan_out::delete::delete_at;
 use crate::execute::fan_out::live::ReadPath;
 use crate::execute::fan_out::shared::{self, SharedReads};
 use crate::execute::one::{Opened, To};
+use crate::execute::routed::{Routed, Waits, route};
 use crate::execute::{Deadline, Effect, refused};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::metrics::KvMetrics;
-use crate::not_owned::NotOwned;
 use crate::routing::Routing;
 use crate::stores::{Store, Stores};
 use crate::waiting::Waiting;
@@ -97,25 +97,8 @@ impl Kv {
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.with.routing, effect, deadline.at());
-        loop {
-            let (plan, generation) = {
-                let routes = self.with.routing.load();
-                (plan(method, &body, &**routes), routes.generation())
-            };
-            let plan = match plan {
-                Ok(plan) => plan,
-                Err(refusal) => {
-                    refuse_invalid(method, &body)?;
-                    return Err(refused(&refusal));
-                }
-            };
-            match self.run(method, plan, generation, body.clone(), deadline).await {
-                // Nothing was executed, so it is sent again by the next map, or a little later (R11).
-                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(generation, &body).await?,
-                answered => return answered,
-            }
-        }
+        let waiting = Waiting::new(&self.with.routing, effect, deadline.at());
+        route(&mut Asked { kv: self, method, body, deadline, waiting }).await
     }
 
     /// Carries out a plan that was made by the map of this generation.
@@ -189,18 +172,8 @@ impl Kv {
     async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
-        let mut waiting = Waiting::new(&self.with.routing, Effect::Read, deadline.at());
-        loop {
-            let (plan, generation) = {
-                let routes = self.with.routing.load();
-                (plan(Call::RangeStream, &body, &**routes), routes.generation())
-            };
-            let plan = plan.map_err(|refusal| refused(&refusal))?;
-            match self.run_stream(plan, generation, body.clone(), deadline).await {
-                Err(status) if NotOwned::of(&status).is_some() => waiting.wait(generation, &body).await?,
-                opened => return opened,
-            }
-        }
+        let waiting = Waiting::new(&self.with.routing, Effect::Read, deadline.at());
+        route(&mut AskedStream(Asked { kv: self, method: Call::RangeStream, body, deadline, waiting })).await
     }
 
     /// Opens a stream by a plan that was made by the map of this generation. Keys that move later are still read by
@@ -266,6 +239,73 @@ impl Kv {
             }
         }
         Err(failed)
+    }
+}
+
+/// A request of a client.
+struct Asked<'a> {
+    kv: &'a Kv,
+    method: Call,
+    body: Bytes,
+    deadline: Deadline,
+    waiting: Waiting<'a>,
+}
+
+impl Waits for Asked<'_> {
+    fn known(&self) -> Epoch {
+        *self.kv.with.routing.generations().borrow()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        self.waiting.wait(known, &self.body).await
+    }
+}
+
+impl Routed for Asked<'_> {
+    type Plan = Plan;
+    type Answer = Rope;
+
+    fn plan(&self) -> Result<(Plan, Epoch), Status> {
+        let routes = self.kv.with.routing.load();
+        match plan(self.method, &self.body, &**routes) {
+            Ok(plan) => Ok((plan, routes.generation())),
+            Err(refusal) => {
+                refuse_invalid(self.method, &self.body)?;
+                Err(refused(&refusal))
+            }
+        }
+    }
+
+    async fn run(&self, plan: Plan, generation: Epoch) -> Result<Rope, Status> {
+        self.kv.run(self.method, plan, generation, self.body.clone(), self.deadline).await
+    }
+}
+
+/// A request of a client for a stream.
+struct AskedStream<'a>(Asked<'a>);
+
+impl Waits for AskedStream<'_> {
+    fn known(&self) -> Epoch {
+        self.0.known()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        self.0.wait(known).await
+    }
+}
+
+impl Routed for AskedStream<'_> {
+    type Plan = Plan;
+    type Answer = Chunks;
+
+    fn plan(&self) -> Result<(Plan, Epoch), Status> {
+        let routes = self.0.kv.with.routing.load();
+        let plan = plan(Call::RangeStream, &self.0.body, &**routes);
+        Ok((plan.map_err(|refusal| refused(&refusal))?, routes.generation()))
+    }
+
+    async fn run(&self, plan: Plan, generation: Epoch) -> Result<Chunks, Status> {
+        self.0.kv.run_stream(plan, generation, self.0.body.clone(), self.0.deadline).await
     }
 }
 

@@ -5,52 +5,64 @@ use std::sync::Arc;
 use kindred_partition_config::state::ClusterState;
 
 use super::client::Expect;
+use super::live::Live;
+use super::store::MetaStore;
 use super::take::StateKeeper;
 use super::{ATTEMPTS, ChangeError, MetaError, Next, STATE, lineage, order, write};
 
+/// Changes the state by compare-and-swap. `change` is called again if another change came first. On return this router
+/// uses the new state, and has seen the other keys of the transaction.
+///
+/// # Errors
+/// The refusal by `change`, or why meta did not accept it.
+pub async fn change_state<E>(
+    meta: &impl MetaStore,
+    mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
+) -> Result<Arc<ClusterState>, ChangeError<E>> {
+    for _ in 0..ATTEMPTS {
+        // Read before asking meta: while the answer is under way, this router may learn of a newer state than the
+        // answer has.
+        let known = order(&meta.state());
+        let Some(stored) = meta.get(STATE).await? else {
+            return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
+        };
+        let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
+        if let Some(why) = lineage::foreign(&meta.state(), &state) {
+            return Err(MetaError::Foreign(why).into());
+        }
+        if order(&state) < known {
+            let why = "it has lost its latest data and gets it back from the routers";
+            return Err(MetaError::Unavailable(why.to_owned()).into());
+        }
+        // `change` must see the other keys that were written with this state, such as a move that began.
+        meta.heard(stored.mod_revision).await;
+        let Next { state: next, mut writes, mut expects } = change(&state).map_err(ChangeError::Refused)?;
+        let next = next.after(&state);
+        if next == state && writes.is_empty() {
+            return Ok(Arc::new(next));
+        }
+        expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
+        writes.push(write(&next)?);
+        if let Some(revision) = meta.commit(&expects, writes).await? {
+            let next = Arc::new(next);
+            meta.take(next.clone());
+            meta.heard(revision).await;
+            return Ok(next);
+        }
+    }
+    Err(MetaError::Contended.into())
+}
+
 impl StateKeeper {
-    /// Changes the state by compare-and-swap. `change` is called again if another change came first. On return this
-    /// router uses the new state, and has seen the other keys of the transaction.
+    /// As [`change_state`].
     ///
     /// # Errors
-    /// The refusal by `change`, or why meta did not accept it.
+    /// As there.
     pub async fn change<E>(
         self: &Arc<Self>,
-        mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
+        change: impl FnMut(&ClusterState) -> Result<Next, E>,
     ) -> Result<Arc<ClusterState>, ChangeError<E>> {
         let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
-        for _ in 0..ATTEMPTS {
-            // Read before asking meta: while the answer is under way, this router may learn of a newer state than the
-            // answer has.
-            let known = order(&self.cluster.state());
-            let Some(stored) = meta.client.get(STATE).await? else {
-                return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
-            };
-            let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
-            if let Some(why) = lineage::foreign(&self.cluster.state(), &state) {
-                return Err(MetaError::Foreign(why).into());
-            }
-            if order(&state) < known {
-                let why = "it has lost its latest data and gets it back from the routers";
-                return Err(MetaError::Unavailable(why.to_owned()).into());
-            }
-            // `change` must see the other keys that were written with this state, such as a move that began.
-            meta.heard(stored.mod_revision).await;
-            let Next { state: next, mut writes, mut expects } =
-                change(&state).map_err(ChangeError::Refused)?;
-            let next = next.after(&state);
-            if next == state && writes.is_empty() {
-                return Ok(Arc::new(next));
-            }
-            expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
-            writes.push(write(&next)?);
-            if let Some(revision) = meta.client.commit(&expects, writes).await? {
-                let next = Arc::new(next);
-                self.take(next.clone());
-                meta.heard(revision).await;
-                return Ok(next);
-            }
-        }
-        Err(MetaError::Contended.into())
+        change_state(&Live { keeper: self.clone(), meta: meta.clone() }, change).await
     }
 }

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kindred_partition_config::state::{ClusterState, Kinship};
+use kindred_proto::etcdserverpb as pb;
 
-use super::client::{Entries, Expect, Write};
+use super::client::{Entries, Expect, Watch, Write};
 use super::lineage::foreign;
+use super::live::Live;
 use super::start::addressed;
+use super::store::MetaStore;
 use super::take::StateKeeper;
 use super::{Cluster, Meta, MetaError, MetaSettings, STATE, cache, compactions, order};
 use crate::execute::compact::Compactor;
@@ -22,75 +25,133 @@ const HISTORY: Duration = Duration::from_secs(300);
 /// The least number of changes for which a compaction is made.
 const WORTH_IT: i64 = 100;
 
+/// What following uses of a router.
+pub trait Following: MetaStore {
+    /// A watch of all keys of kindred.
+    type Watch;
+
+    /// How meta is used.
+    fn settings(&self) -> &MetaSettings;
+    /// Watches all keys of kindred from a revision on.
+    fn watch(&self, from: i64) -> impl Future<Output = Result<Self::Watch, MetaError>>;
+    /// The next response.
+    fn next(&self, watch: &mut Self::Watch) -> impl Future<Output = Result<pb::WatchResponse, MetaError>>;
+    /// Makes these the keys as this router has last seen them.
+    fn publish(&self, entries: Arc<Entries>);
+    /// Meta is of this router's cluster.
+    fn confirm(&self);
+    /// It may be of another one.
+    fn doubt(&self, why: &str);
+    /// Why meta is not followed; `None` while it is.
+    fn note(&self, problem: Option<String>);
+    /// Waits.
+    fn pause(&self, time: Duration) -> impl Future<Output = ()>;
+}
+
+impl Following for Live {
+    type Watch = Watch;
+
+    fn settings(&self) -> &MetaSettings {
+        &self.meta.settings
+    }
+
+    async fn watch(&self, from: i64) -> Result<Watch, MetaError> {
+        self.meta.client.watch(from).await
+    }
+
+    async fn next(&self, watch: &mut Watch) -> Result<pb::WatchResponse, MetaError> {
+        watch.next().await
+    }
+
+    fn publish(&self, entries: Arc<Entries>) {
+        self.meta.entries.send_replace(entries);
+    }
+
+    fn confirm(&self) {
+        self.meta.confirm();
+    }
+
+    fn doubt(&self, why: &str) {
+        self.meta.doubt(why);
+    }
+
+    fn note(&self, problem: Option<String>) {
+        self.meta.set_problem(problem);
+    }
+
+    async fn pause(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+}
+
 /// Runs for ever.
 pub async fn run(keeper: Arc<StateKeeper>, compactor: Arc<Compactor>, meta: Arc<Meta>) {
-    let following = async {
-        let mut backoff = BACKOFF_MIN;
-        loop {
-            let Err(error) = once(&keeper, &meta, &mut backoff).await;
-            // After a compaction the watch was merely behind; the next list has what it missed.
-            if error != MetaError::Compacted {
-                meta.set_problem(Some(error.to_string()));
-            }
-            if let MetaError::Foreign(why) = &error {
-                meta.doubt(why);
-            }
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
-        }
-    };
+    let live = Live { keeper: keeper.clone(), meta: meta.clone() };
     tokio::join!(
-        following,
+        follow(&live),
         keep(&keeper.cluster, &meta),
         compact(&meta),
         compactions::run(&compactor, &meta)
     );
 }
 
-/// Follows meta until something fails.
-async fn once(
-    keeper: &Arc<StateKeeper>,
-    meta: &Meta,
-    backoff: &mut Duration,
-) -> Result<std::convert::Infallible, MetaError> {
-    let mut entries = listed(&keeper.cluster, meta).await?;
-    meta.confirm();
-    meta.set_problem(None);
-    saw(keeper, meta, &entries).await?;
-    let mut watch = meta.client.watch(entries.revision + 1).await?;
+/// Follows meta for ever.
+pub async fn follow(meta: &impl Following) {
+    let mut backoff = BACKOFF_MIN;
     loop {
-        let answer = watch.next().await?;
+        let Err(error) = once(meta, &mut backoff).await;
+        // After a compaction the watch was merely behind; the next list has what it missed.
+        if error != MetaError::Compacted {
+            meta.note(Some(error.to_string()));
+        }
+        if let MetaError::Foreign(why) = &error {
+            meta.doubt(why);
+        }
+        meta.pause(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Follows meta until something fails.
+async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<std::convert::Infallible, MetaError> {
+    let mut entries = listed(meta).await?;
+    meta.confirm();
+    meta.note(None);
+    saw(meta, &entries)?;
+    let mut watch = meta.watch(entries.revision + 1).await?;
+    loop {
+        let answer = meta.next(&mut watch).await?;
         *backoff = BACKOFF_MIN;
         for event in &answer.events {
             entries.apply(event);
         }
         entries.revision = entries.revision.max(answer.header.map_or(0, |header| header.revision));
         if !answer.events.is_empty() {
-            saw(keeper, meta, &entries).await?;
+            saw(meta, &entries)?;
         }
     }
 }
 
 /// Lists all keys. Returns once meta has a valid state that is not older than the one in use and has the addresses of
 /// `--store`; writes that state if needed.
-async fn listed(cluster: &Cluster, meta: &Meta) -> Result<Entries, MetaError> {
+async fn listed(meta: &impl Following) -> Result<Entries, MetaError> {
     loop {
         // Read before asking meta: the answer lacks what this router changes meanwhile.
-        let own = cluster.state();
-        let entries = meta.client.list().await?;
+        let own = meta.state();
+        let entries = meta.list().await?;
         let (found, mod_revision) = match entries.keys.get(STATE) {
             None => (None, 0),
             Some(stored) => (Some(ClusterState::from_json(&stored.value)?), stored.mod_revision),
         };
         let has_lost = found.as_ref().is_none_or(|found| order(found) < order(&own));
         let next = match found {
-            Some(found) => match put_right(&found, &own, &meta.settings)? {
+            Some(found) => match put_right(&found, &own, meta.settings())? {
                 None => return Ok(entries),
                 Some(next) => next,
             },
             None => {
                 tracing::warn!(own = ?order(&own), "the meta store has no state: it gets this router's");
-                meta.settings.founding.upgrade(&own)
+                meta.settings().founding.upgrade(&own)
             }
         };
         let write = match super::write(&next) {
@@ -106,9 +167,9 @@ async fn listed(cluster: &Cluster, meta: &Meta) -> Result<Entries, MetaError> {
         let mut expects = vec![Expect { key: STATE.to_owned(), mod_revision }];
         let mut writes = vec![write];
         if has_lost {
-            put_moves_back(&meta.entries.borrow(), &entries, &mut expects, &mut writes);
+            put_moves_back(&meta.entries(), &entries, &mut expects, &mut writes);
         }
-        meta.client.commit(&expects, writes).await?;
+        meta.commit(&expects, writes).await?;
     }
 }
 
@@ -166,19 +227,19 @@ fn put_right(
 }
 
 /// Takes the state if it has changed, and publishes all keys.
-async fn saw(keeper: &Arc<StateKeeper>, meta: &Meta, entries: &Entries) -> Result<(), MetaError> {
+fn saw(meta: &impl Following, entries: &Entries) -> Result<(), MetaError> {
     let Some(stored) = entries.keys.get(STATE) else {
         return Err(MetaError::Refused(format!("{STATE} was deleted; it is written again")));
     };
-    let changed = meta.entries.borrow().keys.get(STATE) != Some(stored);
+    let changed = meta.entries().keys.get(STATE) != Some(stored);
     if changed {
         let state = ClusterState::from_json(&stored.value)?;
-        if let Some(why) = foreign(&keeper.cluster.state(), &state) {
+        if let Some(why) = foreign(&meta.state(), &state) {
             return Err(MetaError::Foreign(why));
         }
-        keeper.take(Arc::new(state));
+        meta.take(Arc::new(state));
     }
-    meta.entries.send_replace(Arc::new(entries.clone()));
+    meta.publish(Arc::new(entries.clone()));
     Ok(())
 }
 

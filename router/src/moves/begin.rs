@@ -1,18 +1,16 @@
 //! Makes the writes to meta that begin the moves of a configuration change; they go into the transaction of the change.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kindred_partition_config::ids::MoveId;
 use kindred_partition_config::state::{Change, ClusterState, StoreState};
-use kindred_proto::shard_v1 as pb;
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::parts::store_ix;
 
-use super::{record_key, units};
+use super::keys::record_key;
+use super::units::UnitStores;
 use crate::meta::Next;
 use crate::meta::client::{Expect, Write};
-use crate::stores::Stores;
 
 /// The new state for `change`, with a record for each Kind that moves, and the numbers of these moves. The numbers are
 /// above all of `known` (the records in meta), `before.last_move`, and `used` (from [`used_numbers`]), so none is used
@@ -43,7 +41,7 @@ pub fn begin(
 /// A number at or above that of every move that any shard has heard of, including moves whose records meta has lost. If
 /// a shard that keys move from or to does not answer, the number is at least the present time in milliseconds, which is
 /// above all real ones.
-pub async fn used_numbers(stores: &Stores, change: &Change) -> u64 {
+pub async fn used_numbers(router: &impl UnitStores, change: &Change) -> u64 {
     if change.transfers.is_empty() {
         return 0;
     }
@@ -51,23 +49,18 @@ pub async fn used_numbers(stores: &Stores, change: &Change) -> u64 {
         change.state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
     let asked = there.filter_map(|(at, _)| {
         let at = kindred_partition_config::map::StoreIdx(u16::try_from(at).ok()?);
-        let store = (store_ix(at).0 < stores.len()).then(|| stores.get(store_ix(at)))?;
-        store.is_shard().then_some((at, store))
+        let store = store_ix(at);
+        (router.knows(store) && router.is_shard(store)).then_some((at, store))
     });
-    let answers = asked.map(async |(at, store)| {
-        let listed = units::bounded(store, |store, deadline| async move {
-            store.units().list(deadline.request(pb::UnitsListRequest {})).await
-        });
-        (at, listed.await.map(|listed| listed.highest_move))
-    });
+    let answers =
+        asked.map(async |(at, store)| (at, router.list(store).await.map(|listed| listed.highest_move)));
     let mut highest = 0;
     for (at, answer) in futures_util::future::join_all(answers).await {
         match answer {
             Ok(number) => highest = highest.max(number),
             Err(status) if change.transfers.iter().any(|of| of.from == at || of.to == at) => {
                 tracing::info!(%status, "a store of a move cannot be asked for its moves: the number is the time");
-                let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                highest = highest.max(u64::try_from(since.as_millis()).unwrap_or(0));
+                highest = highest.max(u64::try_from(router.since_1970().as_millis()).unwrap_or(0));
             }
             Err(_) => {}
         }

@@ -3,9 +3,9 @@
 
 use kindred_partition_config::ids::MoveId;
 
-use super::{coordinator_key, record_key, records, request_key};
-use crate::meta::Meta;
+use super::keys::{coordinator_key, record_key, records, request_key};
 use crate::meta::client::{Entries, Expect, Write};
+use crate::meta::store::MetaStore;
 
 /// The number of records that are kept.
 const KEPT: usize = 50;
@@ -14,7 +14,7 @@ const AT_ONCE: usize = 32;
 
 /// Deletes the oldest finished records, at most [`AT_ONCE`] of them. Any router may do so: the transaction compares
 /// each record.
-pub(super) async fn forget(meta: &Meta, entries: &Entries) {
+pub async fn forget(meta: &impl MetaStore, entries: &Entries) {
     let due = to_forget(entries);
     if due.is_empty() {
         return;
@@ -24,7 +24,7 @@ pub(super) async fn forget(meta: &Meta, entries: &Entries) {
     let gone = |key: String| Write { value: None, ..Write::put(key, "") };
     let expects: Vec<_> = due.iter().map(expect).collect();
     let writes = due.iter().flat_map(|(id, _)| [gone(record_key(*id)), gone(request_key(*id))]).collect();
-    match meta.client.commit(&expects, writes).await {
+    match meta.commit(&expects, writes).await {
         Ok(Some(_)) => tracing::debug!(records = due.len(), "moves that were over long ago are forgotten"),
         // Another router was faster.
         Ok(None) => {}
@@ -35,7 +35,7 @@ pub(super) async fn forget(meta: &Meta, entries: &Entries) {
 /// The oldest finished records beyond those that are kept, with their mod revisions. The record with the highest number
 /// is never among them, so that new moves get higher numbers.
 fn to_forget(entries: &Entries) -> Vec<(MoveId, i64)> {
-    let is_over = |id: &MoveId, record: &super::MoveRecord| {
+    let is_over = |id: &MoveId, record: &kindred_router_core::moves::record::MoveRecord| {
         record.phase.is_over() && !entries.keys.contains_key(&coordinator_key(*id))
     };
     let over = records(entries).into_iter().filter(|(id, (record, _))| is_over(id, record));

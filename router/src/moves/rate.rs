@@ -1,4 +1,4 @@
-//! The speed of copies: a budget of bytes per second, shared by all moves of a router.
+//! The speed of copies: a budget of bytes per second, shared by all moves of a router, and what they have copied.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +35,13 @@ impl CopySpeed {
     pub fn expected(&self) -> CopyRate {
         CopyRate::expected(self.limit.load(Ordering::Relaxed), self.made.load(Ordering::Relaxed))
     }
+}
+
+/// Counters of what a move's steps have copied.
+#[derive(Debug, Default)]
+pub struct Copied {
+    pub keys: AtomicU64,
+    pub bytes: AtomicU64,
 }
 
 /// A rate limiter. Each taker pays with time for its bytes, and waits until all earlier ones are paid.

@@ -12,21 +12,20 @@ use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_partition_config::unit::Unit;
 use kindred_partition_config::validate::FieldError;
-use kindred_proto::shard_v1 as pb;
+use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call as OnWire};
 use kindred_router_core::moves::reconcile::repairs::{Ask, Call, Plan, elsewhere, plan};
 use kindred_router_core::moves::reconcile::{Held, HeldState, Report};
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::parts::store_ix;
-use tonic::Status;
+use kindred_router_core::store::StoreIx;
 
+use super::keys::{record_key, records};
 use super::mover::Mover;
-use super::units::{bounded, on_wire};
-use super::{record_key, records};
+use super::units::{Failed, UnitStores, alone, on_wire};
+use crate::meta::change::change_state;
 use crate::meta::client::{Expect, Write};
-use crate::meta::take::StateKeeper;
-use crate::meta::{ChangeError, Cluster, Next};
-use crate::routing::Routing;
-use crate::stores::{Store, Stores};
+use crate::meta::store::MetaStore;
+use crate::meta::{ChangeError, Meta, Next};
 
 /// How often the shards are asked for their units.
 const LOOK: Duration = Duration::from_secs(5);
@@ -46,36 +45,29 @@ pub struct Heard {
 }
 
 /// Asks every shard in the cluster's state for its units.
-pub async fn ask(cluster: &Cluster, stores: &Stores) -> Heard {
-    let state = cluster.state();
+pub async fn ask(router: &impl UnitStores, state: &ClusterState) -> Heard {
     let there = state.stores.iter().enumerate().filter(|(_, store)| store.state != StoreState::Removed);
-    let indexes = there.filter_map(|(at, _)| Some(StoreIdx(u16::try_from(at).ok()?)));
-    let known = indexes.filter(|at| store_ix(*at).0 < stores.len());
-    let shards = known.map(|at| (at, stores.get(store_ix(at)))).filter(|(_, store)| store.is_shard());
-    let answers = join_all(shards.map(async |(at, store)| (at, store, listed(store).await))).await;
+    let stores = there.filter_map(|(at, _)| Some(StoreIdx(u16::try_from(at).ok()?)));
+    let known = stores.filter(|at| router.knows(store_ix(*at)));
+    let shards = known.filter(|at| router.is_shard(store_ix(*at)));
+    let answers = join_all(shards.map(async |at| (at, router.list(store_ix(at)).await))).await;
     let mut heard = Heard::default();
-    for (at, store, answer) in answers {
+    for (at, answer) in answers {
         match answer {
             Ok(answer) => {
                 heard.highest = heard.highest.max(answer.highest_move);
                 let records = answer.records.into_iter().filter_map(held).collect();
                 heard.reports.push(Report { store: at, records });
             }
-            Err(status) => heard.silent.push((store.name().to_owned(), status.message().to_owned())),
+            Err(status) => heard.silent.push((router.name(store_ix(at)), status.message().to_owned())),
         }
     }
     heard
 }
 
-async fn listed(store: &Store) -> Result<pb::UnitsListResponse, Status> {
-    bounded(store, |store, deadline| async move {
-        store.units().list(deadline.request(pb::UnitsListRequest {})).await
-    })
-    .await
-}
-
 /// A unit's record from the wire; `None` for a state that this version does not know, whose unit is left alone.
-fn held(record: pb::UnitRecord) -> Option<Held> {
+#[must_use]
+pub fn held(record: pb::UnitRecord) -> Option<Held> {
     let state = match record.state() {
         pb::UnitState::Tracked => HeldState::Tracked,
         pb::UnitState::Frozen => HeldState::Frozen,
@@ -94,19 +86,14 @@ fn held(record: pb::UnitRecord) -> Option<Held> {
     Some(Held { id: MoveId(by.r#move), term: Term(by.term), unit, state, epoch, through })
 }
 
-fn known_records(cluster: &Cluster) -> BTreeMap<MoveId, (MoveRecord, i64)> {
-    let entries = cluster.meta.as_ref().map(|meta| meta.entries().borrow().clone());
-    entries.map(|entries| records(&entries)).unwrap_or_default()
-}
-
 fn only(records: &BTreeMap<MoveId, (MoveRecord, i64)>) -> BTreeMap<MoveId, MoveRecord> {
     records.iter().map(|(id, (record, _))| (*id, record.clone())).collect()
 }
 
 /// The plan to reconcile meta with these answers, as far as this router knows meta.
-pub fn planned(cluster: &Cluster, heard: &Heard) -> Plan {
+pub fn planned(meta: &impl MetaStore, heard: &Heard) -> Plan {
     // The records are read after the shards have answered, so they contain all decisions that the answers reflect.
-    plan(&cluster.state(), &only(&known_records(cluster)), &heard.reports)
+    plan(&meta.state(), &only(&records(&meta.entries())), &heard.reports)
 }
 
 /// Makes map, configs and move records in meta agree with the shards' answers, in one transaction. Returns the plan,
@@ -115,19 +102,18 @@ pub fn planned(cluster: &Cluster, heard: &Heard) -> Plan {
 /// # Errors
 /// When meta cannot be written, or the resulting state would not be valid.
 pub async fn apply_to_meta<E: From<Vec<FieldError>>>(
-    keeper: &Arc<StateKeeper>,
+    meta: &impl MetaStore,
     heard: &Heard,
 ) -> Result<Plan, ChangeError<E>> {
     let mut made = Plan::default();
-    keeper
-        .change(|state| {
-            let records = known_records(&keeper.cluster);
-            let plan = plan(state, &only(&records), &heard.reports);
-            let next = next(state, &plan, &records, heard.highest)?;
-            made = plan;
-            Ok(next)
-        })
-        .await?;
+    change_state(meta, |state| {
+        let records = records(&meta.entries());
+        let plan = plan(state, &only(&records), &heard.reports);
+        let next = next(state, &plan, &records, heard.highest)?;
+        made = plan;
+        Ok(next)
+    })
+    .await?;
     Ok(made)
 }
 
@@ -160,98 +146,48 @@ fn next(
 ///
 /// # Errors
 /// The shard's message when it does not do it.
-pub async fn call(stores: &Stores, routing: &Routing, call: &Call) -> Result<(), String> {
-    let store = stores.get(store_ix(call.store));
+pub async fn call(router: &impl UnitStores, call: &Call) -> Result<(), String> {
+    let store = store_ix(call.store);
     let by = || Some(pb::UnitMove { r#move: call.id.0, term: call.term.0, unit: Some(on_wire(&call.unit)) });
-    let generation = routing.load().generation().0;
-    let asked =
-        match call.ask {
-            Ask::Freeze => {
-                tracked(store, by()).await?;
-                let request = pb::FreezeRequest { r#move: by(), generation };
-                bounded(store, |store, deadline| async move {
-                    store.units().freeze(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Release { epoch } => {
-                let request = pb::ReleaseRequest { r#move: by(), epoch: epoch.0 };
-                bounded(store, |store, deadline| async move {
-                    store.units().release(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Seal { last } => {
-                let final_revision = last.get();
-                let request = pb::SealRequest { r#move: by(), final_revision, generation, imported: 0 };
-                bounded(store, |store, deadline| async move {
-                    store.units().seal(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Open { epoch } => {
-                let request = pb::OpenRequest { r#move: by(), epoch: epoch.0 };
-                bounded(store, |store, deadline| async move {
-                    store.units().open(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Unfreeze => {
-                let request = pb::UnfreezeRequest { r#move: by() };
-                bounded(store, |store, deadline| async move {
-                    store.units().unfreeze(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Drop { epoch } => {
-                let request = pb::DropRequest { r#move: by(), epoch: epoch.0 };
-                bounded(store, |store, deadline| async move {
-                    store.units().drop(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-            Ask::Forget => {
-                let request = pb::ForgetRequest { r#move: by() };
-                bounded(store, |store, deadline| async move {
-                    store.units().forget(deadline.request(request)).await
-                })
-                .await
-                .map(drop)
-            }
-        };
-    asked.map_err(|status| status.message().to_owned())
+    let generation = router.generation().0;
+    let asked = match call.ask {
+        Ask::Freeze => {
+            tracked(router, store, by()).await?;
+            OnWire::Freeze(pb::FreezeRequest { r#move: by(), generation })
+        }
+        Ask::Release { epoch } => OnWire::Release(pb::ReleaseRequest { r#move: by(), epoch: epoch.0 }),
+        Ask::Seal { last } => {
+            let final_revision = last.get();
+            OnWire::Seal(pb::SealRequest { r#move: by(), final_revision, generation, imported: 0 })
+        }
+        Ask::Open { epoch } => OnWire::Open(pb::OpenRequest { r#move: by(), epoch: epoch.0 }),
+        Ask::Unfreeze => OnWire::Unfreeze(pb::UnfreezeRequest { r#move: by() }),
+        Ask::Drop { epoch } => OnWire::Drop(pb::DropRequest { r#move: by(), epoch: epoch.0 }),
+        Ask::Forget => OnWire::Forget(pb::ForgetRequest { r#move: by() }),
+    };
+    alone(router, store, asked).await.map(drop).map_err(Failed::reason)
 }
 
 /// Makes a store gather the keys of a unit into an index of their own, because only such a unit can be frozen.
-async fn tracked(store: &Store, by: Option<pb::UnitMove>) -> Result<(), String> {
+async fn tracked(router: &impl UnitStores, store: StoreIx, by: Option<pb::UnitMove>) -> Result<(), String> {
     for _ in 0..TRACKS_MAX {
-        let request = pb::TrackRequest { r#move: by.clone() };
-        let answer =
-            bounded(
-                store,
-                |store, deadline| async move { store.units().track(deadline.request(request)).await },
-            );
-        if answer.await.map_err(|status| status.message().to_owned())?.ready {
-            return Ok(());
+        let request = OnWire::Track(pb::TrackRequest { r#move: by.clone() });
+        match alone(router, store, request).await.map_err(Failed::reason)? {
+            Made::Track(tracked) if !tracked.ready => {}
+            _ => return Ok(()),
         }
     }
     Err("it is still bringing the keys together: run it again".to_owned())
 }
 
 /// Runs for ever: checks whether shards own other units than the map says, and publishes the differences.
-pub(super) async fn watch(mover: Arc<Mover>) {
+pub(super) async fn watch(mover: Arc<Mover>, meta: Arc<Meta>) {
     let cluster = &mover.keeper.cluster;
     let mut before: Vec<String> = Vec::new();
     loop {
         tokio::time::sleep(LOOK).await;
-        let heard = ask(cluster, &mover.stores).await;
-        let records = known_records(cluster);
+        let heard = ask(&mover, &cluster.state()).await;
+        let records = records(&meta.entries().borrow());
         let moves: Vec<_> = records.values().map(|(record, _)| record).collect();
         let now = elsewhere(&cluster.state(), &moves, &heard.reports);
         // A difference that is seen only once may be a change in progress.

@@ -9,18 +9,18 @@ use kindred_router_core::moves::conflict::kind_of;
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::step::Answer;
 
-use super::record_key;
+use super::keys::record_key;
 use crate::meta::client::{Expect, Write};
 use crate::meta::lineage::foreign;
-use crate::meta::take::StateKeeper;
-use crate::meta::{Cluster, Meta, MetaError, STATE, write as write_state};
+use crate::meta::store::MetaStore;
+use crate::meta::{MetaError, STATE, write as write_state};
 
 /// How often a decision is tried when other changes of the state collide with it.
 const ATTEMPTS: usize = 16;
 
 /// Reads the record of a move.
-pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
-    match meta.client.get(&record_key(id)).await {
+pub(super) async fn read(meta: &impl MetaStore, id: MoveId) -> Answer {
+    match meta.get(&record_key(id)).await {
         Ok(None) => Answer::NoRecord,
         Ok(Some(stored)) => match MoveRecord::from_json(&stored.value) {
             Ok(record) => Answer::Record { record: Box::new(record), version: stored.mod_revision },
@@ -32,31 +32,21 @@ pub(super) async fn read(meta: &Meta, id: MoveId) -> Answer {
 
 /// Replaces the version of the record that is given. The last record of a move that was aborted also restores the
 /// earlier configuration of its Kind, in the same transaction.
-pub(super) async fn swap(
-    keeper: &Arc<StateKeeper>,
-    meta: &Meta,
-    record: Box<MoveRecord>,
-    version: i64,
-) -> Answer {
+pub(super) async fn swap(meta: &impl MetaStore, record: Box<MoveRecord>, version: i64) -> Answer {
     if record.to_put_back().is_some() {
-        return put_back(keeper, meta, record, version).await;
+        return put_back(meta, record, version).await;
     }
     let key = record_key(record.id);
     let expect = Expect { key: key.clone(), mod_revision: version };
-    match meta.client.commit(&[expect], vec![Write::put(key, record.to_json())]).await {
+    match meta.commit(&[expect], vec![Write::put(key, record.to_json())]).await {
         Ok(Some(version)) => Answer::Swapped { record, version },
         Ok(None) => Answer::Conflict,
         Err(error) => failed(&error),
     }
 }
 
-async fn put_back(
-    keeper: &Arc<StateKeeper>,
-    meta: &Meta,
-    mut record: Box<MoveRecord>,
-    version: i64,
-) -> Answer {
-    let (state, stored) = match state(&keeper.cluster, meta).await {
+async fn put_back(meta: &impl MetaStore, mut record: Box<MoveRecord>, version: i64) -> Answer {
+    let (state, stored) = match state(meta).await {
         Ok(state) => state,
         Err(error) => return failed(&error),
     };
@@ -89,10 +79,10 @@ async fn put_back(
         }
     }
     writes.push(Write::put(key, record.to_json()));
-    match meta.client.commit(&expects, writes).await {
+    match meta.commit(&expects, writes).await {
         Ok(Some(version)) => {
             if let Some(next) = next {
-                keeper.take(Arc::new(next));
+                meta.take(Arc::new(next));
             }
             Answer::Swapped { record, version }
         }
@@ -107,16 +97,10 @@ fn said_of(errors: Vec<FieldError>) -> MetaError {
 }
 
 /// The commit point of a switch (R15c): writes record and map in one transaction.
-pub(super) async fn decide(
-    keeper: &Arc<StateKeeper>,
-    meta: &Meta,
-    record: &MoveRecord,
-    version: i64,
-    leg: usize,
-) -> Answer {
+pub(super) async fn decide(meta: &impl MetaStore, record: &MoveRecord, version: i64, leg: usize) -> Answer {
     let key = record_key(record.id);
     for _ in 0..ATTEMPTS {
-        let (state, stored) = match state(&keeper.cluster, meta).await {
+        let (state, stored) = match state(meta).await {
             Ok(state) => state,
             Err(error) => return failed(&error),
         };
@@ -138,13 +122,13 @@ pub(super) async fn decide(
             Expect { key: STATE.to_owned(), mod_revision: stored },
         ];
         let writes = vec![Write::put(key.clone(), decided.to_json()), write];
-        match meta.client.commit(&expects, writes).await {
+        match meta.commit(&expects, writes).await {
             Ok(Some(version)) => {
                 // Requests that are held in this router go on at once; other routers follow meta.
-                keeper.take(Arc::new(next));
+                meta.take(Arc::new(next));
                 return Answer::Swapped { record: Box::new(decided), version };
             }
-            Ok(None) => match meta.client.get(&key).await {
+            Ok(None) => match meta.get(&key).await {
                 // Only the state has changed, by a change that does not concern this move, so try again.
                 Ok(Some(there)) if there.mod_revision == version => {}
                 Ok(_) => return Answer::Conflict,
@@ -156,11 +140,11 @@ pub(super) async fn decide(
     Answer::Refused { reason: "the cluster's state is being changed all the time".to_owned() }
 }
 
-async fn state(cluster: &Cluster, meta: &Meta) -> Result<(ClusterState, i64), MetaError> {
-    let stored = meta.client.get(STATE).await?;
+async fn state(meta: &impl MetaStore) -> Result<(ClusterState, i64), MetaError> {
+    let stored = meta.get(STATE).await?;
     let stored = stored.ok_or_else(|| MetaError::Unavailable("it has no state yet".to_owned()))?;
     let state = ClusterState::from_json(&stored.value)?;
-    match foreign(&cluster.state(), &state) {
+    match foreign(&meta.state(), &state) {
         Some(why) => Err(MetaError::Foreign(why)),
         None => Ok((state, stored.mod_revision)),
     }

@@ -3,6 +3,7 @@
 //!
 //! In a step the *owner* is the store that owns the unit at that time, and the *follower* is the other one.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -12,26 +13,26 @@ use kindred_partition_config::unit::Unit;
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::moves::step::{Answer, UnitCall};
 use kindred_router_core::parts::store_ix;
+use kindred_router_core::store::StoreIx;
 use kindred_wire::protocol::STALE_TERM;
-use tokio::time::Instant;
-use tonic::{Request, Status, Streaming};
+use tonic::Status;
 
-use super::rate::Rate;
-use super::runner::Copied;
-use crate::execute::Deadline;
+use super::rate::{Copied, Rate};
 use crate::feeds::place::wire;
 use crate::moves::mover::Mover;
 use crate::stores::Store;
 
 mod etcd;
 mod leg;
+mod live;
+mod stores;
 
-pub(super) use self::leg::LegSteps;
+pub(super) use self::leg::alone;
+pub use self::leg::{Each, LegSteps};
+pub use self::stores::UnitStores;
 
 /// How long a store has to answer a short call.
-const CALL_MAX: Duration = Duration::from_secs(2);
-/// How long a stream of a copy, a tail or a comparison may be silent.
-const SILENCE_MAX: Duration = Duration::from_secs(10);
+pub const CALL_MAX: Duration = Duration::from_secs(2);
 /// How long one round of tailing a stock etcd imports before it reports.
 const ROUND_MAX: Duration = Duration::from_secs(5);
 /// How long the follower may take to remove what it had of the unit before, and how often it is asked.
@@ -43,8 +44,8 @@ const MAKING_ROOM: &str = "still making room";
 const LEASES_AT_ONCE: usize = 64;
 
 /// A step of one unit of a move, with what it needs.
-struct UnitSteps<'a> {
-    pub mover: &'a Mover,
+struct UnitSteps<'a, S> {
+    pub stores: &'a S,
     pub id: MoveId,
     pub call: &'a UnitCall,
     pub rate: &'a Rate,
@@ -52,7 +53,8 @@ struct UnitSteps<'a> {
 }
 
 /// How a step failed, as the coordinator sees it.
-enum Failed {
+#[derive(Debug)]
+pub enum Failed {
     /// The store has seen this higher term.
     Stale(Term),
     /// The follower has lost data that it must have.
@@ -61,7 +63,21 @@ enum Failed {
     Restarted(String),
     /// The two sides differ.
     Different(String),
+    /// Anything else.
     Other(String),
+}
+
+impl Failed {
+    /// In words.
+    #[must_use]
+    pub fn reason(self) -> String {
+        match self {
+            Self::Stale(seen) => format!("it has seen term {} of the move", seen.0),
+            Self::Lost(reason) | Self::Restarted(reason) | Self::Different(reason) | Self::Other(reason) => {
+                reason
+            }
+        }
+    }
 }
 
 impl From<Status> for Failed {
@@ -83,13 +99,30 @@ impl From<Failed> for Answer {
     }
 }
 
-impl UnitSteps<'_> {
+impl UnitSteps<'_, Arc<Mover>> {
     fn owner(&self) -> &Store {
-        self.mover.stores.get(store_ix(self.call.owner))
+        self.stores.stores.get(self.source())
     }
 
     fn follower(&self) -> &Store {
-        self.mover.stores.get(store_ix(self.call.follower))
+        self.stores.stores.get(self.target())
+    }
+}
+
+impl<S: UnitStores> UnitSteps<'_, S> {
+    /// The owner's place.
+    fn source(&self) -> StoreIx {
+        store_ix(self.call.owner)
+    }
+
+    /// The follower's place.
+    fn target(&self) -> StoreIx {
+        store_ix(self.call.follower)
+    }
+
+    /// The owner's name, and the follower's.
+    fn names(&self) -> (String, String) {
+        (self.stores.name(self.source()), self.stores.name(self.target()))
     }
 
     fn unit_move(&self) -> Option<pb::UnitMove> {
@@ -110,7 +143,7 @@ impl UnitSteps<'_> {
     /// The follower's record of the unit, if it follows.
     async fn following(&self) -> Result<Option<pb::UnitRecord>, Failed> {
         let look = Call::Look(pb::LookRequest { r#move: self.unit_move() });
-        let record = match leg::made(self.follower(), vec![look], false).await?.0.pop() {
+        let record = match leg::made(self.stores, self.target(), vec![look], false).await?.0.pop() {
             Some(Ok(Made::Look(look))) => look.record,
             Some(Err(failed)) => return Err(failed),
             _ => None,
@@ -130,13 +163,10 @@ impl UnitSteps<'_> {
             None => {}
         }
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
-        let owner = self.owner();
-        let mut copied =
-            bounded(owner, |store, _| async move { store.units_in_bulk().copy(Request::new(request)).await })
-                .await?;
+        let mut copied = self.stores.copy(self.source(), request).await?;
         let (mut at, mut floor) = (0, 0);
-        let (began, mut sent) = (Instant::now(), 0);
-        while let Some(chunk) = next(owner, &mut copied).await? {
+        let (began, mut sent) = (self.stores.now(), 0);
+        while let Some(chunk) = self.stores.next_copied(self.source(), &mut copied).await? {
             if chunk.at > 0 {
                 (at, floor) = (chunk.at, chunk.floor);
             }
@@ -147,9 +177,9 @@ impl UnitSteps<'_> {
             self.import(pb::ImportRequest { keys, floor, gaps, ..Default::default() }).await?;
         }
         if at == 0 {
-            return Err(Failed::Other(format!("store {:?} ended the copy at once", owner.name())));
+            return Err(Failed::Other(format!("store {:?} ended the copy at once", self.names().0)));
         }
-        self.mover.copy_speed.made(sent, began.elapsed());
+        self.stores.copied(sent, self.stores.now().saturating_sub(began));
         // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: at, ..Default::default() }).await.map(drop)
     }
@@ -163,16 +193,12 @@ impl UnitSteps<'_> {
 
     async fn import(&self, import: pb::ImportRequest) -> Result<Revision, Failed> {
         let request = pb::ImportRequest { r#move: self.unit_move(), ..import };
-        let end = Instant::now() + ROOM_MAX;
+        let end = self.stores.now() + ROOM_MAX;
         loop {
-            let request = request.clone();
-            let imported = bounded(self.follower(), |store, deadline| async move {
-                store.units_in_bulk().import(deadline.request(request)).await
-            });
-            match imported.await {
+            match self.stores.import(self.target(), request.clone()).await {
                 Ok(imported) => return Ok(Revision(imported.through)),
-                Err(status) if status.message().contains(MAKING_ROOM) && Instant::now() < end => {
-                    tokio::time::sleep(ROOM_AGAIN).await;
+                Err(status) if status.message().contains(MAKING_ROOM) && self.stores.now() < end => {
+                    self.stores.pause(ROOM_AGAIN).await;
                 }
                 Err(status) => return Err(status.into()),
             }
@@ -182,18 +208,13 @@ impl UnitSteps<'_> {
     /// Drops the follower's copy, which cannot be followed further.
     async fn forget_copy(&self) -> Result<(), Failed> {
         let request = pb::DropRequest { r#move: self.unit_move(), epoch: self.call.epoch.0 };
-        bounded(self.follower(), |store, deadline| async move {
-            store.units().drop(deadline.request(request)).await
-        })
-        .await
-        .map(drop)
-        .map_err(Failed::from)
+        leg::alone(self.stores, self.target(), Call::Drop(request)).await.map(drop)
     }
 
     /// Compares the unit at both stores at a revision that the follower has, key by key and with history.
     async fn verify(&self) -> Result<(), Failed> {
         let Some(at) = self.through().await? else {
-            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.follower().name())));
+            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.names().1)));
         };
         let request = |floor: i64| pb::VerifyRequest {
             r#move: self.unit_move(),
@@ -202,19 +223,12 @@ impl UnitSteps<'_> {
             after: bytes::Bytes::new(),
         };
         let floor = self.floors().await?;
-        let (owner, follower) = (self.owner(), self.follower());
-        let (left, right) = (request(floor), request(floor));
-        let mut left =
-            bounded(owner, |store, _| async move { store.units_in_bulk().verify(Request::new(left)).await })
-                .await?;
-        let mut right =
-            bounded(
-                follower,
-                |store, _| async move { store.units_in_bulk().verify(Request::new(right)).await },
-            )
-            .await?;
+        let (owner, follower) = (self.source(), self.target());
+        let mut left = self.stores.verify(owner, request(floor)).await?;
+        let mut right = self.stores.verify(follower, request(floor)).await?;
         loop {
-            match (next(owner, &mut left).await?, next(follower, &mut right).await?) {
+            let left = self.stores.next_digest(owner, &mut left).await?;
+            match (left, self.stores.next_digest(follower, &mut right).await?) {
                 (None, None) => return Ok(()),
                 (Some(left), Some(right)) if left == right => {}
                 (left, right) => {
@@ -223,10 +237,9 @@ impl UnitSteps<'_> {
                         return Err(Failed::Other("compacted while both sides were compared".to_owned()));
                     }
                     let key = [&left, &right].into_iter().flatten().map(|digest| &digest.last_key).min();
+                    let (owner, follower) = self.names();
                     return Err(Failed::Different(format!(
-                        "stores {:?} and {:?} differ at revision {at} at or before key {:?}",
-                        owner.name(),
-                        follower.name(),
+                        "stores {owner:?} and {follower:?} differ at revision {at} at or before key {:?}",
                         key.map(|key| String::from_utf8_lossy(key).into_owned()).unwrap_or_default(),
                     )));
                 }
@@ -238,35 +251,11 @@ impl UnitSteps<'_> {
     /// its own time.
     async fn floors(&self) -> Result<i64, Failed> {
         let request = pb::TrackRequest { r#move: self.unit_move() };
-        let tracked = bounded(self.owner(), |store, deadline| async move {
-            store.units().track(deadline.request(request)).await
-        })
-        .await?;
+        let tracked = match leg::alone(self.stores, self.source(), Call::Track(request)).await? {
+            Made::Track(tracked) => tracked,
+            other => return Err(leg::another(&other)),
+        };
         Ok(self.following().await?.map_or(tracked.floor, |record| record.floor.max(tracked.floor)))
-    }
-}
-
-/// Makes a call, or opens a stream, within [`CALL_MAX`].
-pub(super) async fn bounded<'s, T, Fut>(
-    store: &'s Store,
-    call: impl FnOnce(&'s Store, Deadline) -> Fut,
-) -> Result<T, Status>
-where
-    Fut: Future<Output = Result<tonic::Response<T>, Status>>,
-{
-    store.ready()?;
-    let answer = tokio::time::timeout(CALL_MAX, call(store, Deadline::within(CALL_MAX))).await;
-    match answer {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(store.unavailable("no answer in time")),
-    }
-}
-
-/// The next message of a stream, within [`SILENCE_MAX`].
-async fn next<T>(store: &Store, stream: &mut Streaming<T>) -> Result<Option<T>, Status> {
-    match tokio::time::timeout(SILENCE_MAX, stream.message()).await {
-        Ok(message) => message,
-        Err(_) => Err(store.unavailable("a stream of a move says nothing")),
     }
 }
 
@@ -275,7 +264,8 @@ fn weight(key: &pb::CopiedKey) -> usize {
 }
 
 /// A unit in the wire format.
-pub(super) fn on_wire(unit: &Unit) -> pb::Unit {
+#[must_use]
+pub fn on_wire(unit: &Unit) -> pb::Unit {
     let (buckets, prefix_len) = unit.buckets_to_wire();
     let KeyRange::Span { .. } = &unit.range else {
         // Units are spans, so a single key becomes a span of one key.

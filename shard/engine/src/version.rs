@@ -229,7 +229,8 @@ impl Version {
     }
 
     /// The sort key of events: revision, then position within it.
-    pub(crate) fn order(&self) -> (Revision, u32) {
+    #[must_use]
+    pub fn order(&self) -> (Revision, u32) {
         (self.mod_revision(), self.sub())
     }
 

@@ -1,7 +1,10 @@
 //! Calls about many units. All that one turn of the loop changes is logged as one table of units. Each call succeeds or
 //! is refused independently, as it would alone.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use kindred_engine::units::{Import, UnitError, UnitMove};
 use kindred_partition_config::{
@@ -9,6 +12,7 @@ use kindred_partition_config::{
     key::Key,
 };
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer, unit_call::Call};
+use tokio::time::Instant;
 use tonic::Status;
 
 use super::Core;
@@ -20,6 +24,9 @@ const SLICE_KEYS: usize = 512;
 pub const CHUNK_KEYS: usize = 256;
 /// Approximate bytes in one slice of a copy or an import; the history of one key in one message may exceed it.
 pub const CHUNK_BYTES: usize = 256 << 10;
+/// Time after which tracks, and calls that wait for them, answer although they are not done; the coordinator then
+/// repeats them.
+const TRACK_TIME: Duration = Duration::from_millis(200);
 /// The cost of a slice of a search that reached the end of its unit.
 const SHORT_SLICE: usize = SLICE_KEYS / 8;
 
@@ -191,8 +198,8 @@ pub struct Turn {
 impl Turn {
     /// The turn of a shard with this incarnation. With a flush it does everything, otherwise a slice.
     #[must_use]
-    pub fn new(flushed: bool, is_late: bool, incarnation: u64, metrics: &'static UnitMetrics) -> Self {
-        Self { left: if flushed { usize::MAX } else { SLICE_KEYS }, is_late, incarnation, metrics }
+    pub fn new(flushed: bool, incarnation: u64, metrics: &'static UnitMetrics) -> Self {
+        Self { left: if flushed { usize::MAX } else { SLICE_KEYS }, is_late: false, incarnation, metrics }
     }
 
     fn cost(&mut self, work: usize) {
@@ -204,6 +211,8 @@ impl Turn {
 pub struct Jobs {
     answered: Vec<Result<Answer, UnitError>>,
     left: VecDeque<Job>,
+    /// When their first turn came.
+    began: Option<Instant>,
 }
 
 impl Jobs {
@@ -213,7 +222,7 @@ impl Jobs {
     /// Names what is missing or wrong.
     pub fn read(calls: Vec<Call>) -> Result<Self, Status> {
         let left: VecDeque<Job> = calls.into_iter().map(Job::read).collect::<Result<_, _>>()?;
-        Ok(Self { answered: Vec::with_capacity(left.len()), left })
+        Ok(Self { answered: Vec::with_capacity(left.len()), left, began: None })
     }
 
     /// The revision that the clock must have reached before.
@@ -236,6 +245,8 @@ impl Jobs {
     /// Does a turn's worth of them.
     #[must_use]
     pub fn turn(mut self, core: &mut Core, mut turn: Turn) -> Self {
+        let now = core.clock.now();
+        turn.is_late = now.saturating_duration_since(*self.began.get_or_insert(now)) > TRACK_TIME;
         core.unit_calls(|core| {
             while turn.left > 0
                 && let Some(job) = self.left.front_mut()

@@ -77,7 +77,7 @@ pub struct Front {
 impl Front {
     #[must_use]
     pub fn new(member: Member, shard: ShardService) -> Self {
-        let units = UnitService::new(member.clone(), shard.incarnation());
+        let units = UnitService::new(&member, shard.incarnation());
         let bytes_max = member.receive_bytes_max();
         Self {
             kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),

@@ -12,6 +12,7 @@ use kindred_transport::ending;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -20,6 +21,7 @@ use crate::{
     core::jobs::{CHUNK_BYTES, CHUNK_KEYS},
     etcd::Member,
     etcd_status::{KvError, status},
+    handle::Handle,
     metrics::UnitMetrics,
 };
 
@@ -36,21 +38,30 @@ const COPY_BYTES: usize = 1 << 20;
 /// The longest message that is read. Shards of earlier versions send a key with its whole history in one message.
 pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
 
+/// The calls over a loop of this incarnation, without a network.
 #[derive(Clone)]
 pub struct UnitService {
-    member: Member,
+    handle: Handle,
+    stopping: CancellationToken,
     incarnation: u64,
     metrics: &'static UnitMetrics,
 }
 
-type Outbound<T> = mpsc::Sender<Result<T, Status>>;
+/// Where the messages of a stream go.
+pub type Outbound<T> = mpsc::Sender<Result<T, Status>>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl UnitService {
     /// The service of a member with this incarnation.
     #[must_use]
-    pub fn new(member: Member, incarnation: u64) -> Self {
-        Self { member, incarnation, metrics: UnitMetrics::get() }
+    pub fn new(member: &Member, incarnation: u64) -> Self {
+        Self::over(member.handle.clone(), member.stopping.clone(), incarnation)
+    }
+
+    /// The service of a loop of this incarnation, until `stopping`.
+    #[must_use]
+    pub fn over(handle: Handle, stopping: CancellationToken, incarnation: u64) -> Self {
+        Self { handle, stopping, incarnation, metrics: UnitMetrics::get() }
     }
 
     /// Makes one engine call between batches.
@@ -58,7 +69,7 @@ impl UnitService {
         &self,
         call: impl CoreCall<Answer = Result<T, UnitError>>,
     ) -> Result<T, KvError> {
-        Ok(self.member.handle.call_visible(call).await??)
+        Ok(self.handle.call_visible(call).await??)
     }
 
     /// Runs a stream in its own task, which ends with the stream, its reader or the process.
@@ -69,7 +80,7 @@ impl UnitService {
     {
         let (to, messages) = mpsc::channel(STREAM_MAX);
         let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
-        let (stopping, running) = (self.member.stopping.clone(), run(self.clone(), to.clone()));
+        let (stopping, running) = (self.stopping.clone(), run(self.clone(), to.clone()));
         tokio::spawn(async move {
             let ended = tokio::select! {
                 () = stopping.cancelled() => Err(KvError::Stopped),
@@ -82,6 +93,33 @@ impl UnitService {
             }
         });
         Box::pin(messages)
+    }
+
+    /// Sends a copy as it was asked for.
+    ///
+    /// # Errors
+    /// The loop's.
+    pub async fn send_copy(
+        self,
+        request: pb::CopyRequest,
+        to: Outbound<pb::CopyResponse>,
+    ) -> Result<(), Status> {
+        let pb::CopyRequest { r#move, after, at } = request;
+        let (by, at) = (convert::unit_move(r#move)?, convert::revision(at, "at")?);
+        self.copy_to(by, convert::after(after), at, to).await.map_err(|error| status(&error))
+    }
+
+    /// Sends digests as they were asked for.
+    ///
+    /// # Errors
+    /// The loop's.
+    pub async fn send_digests(
+        self,
+        request: pb::VerifyRequest,
+        to: Outbound<pb::VerifyResponse>,
+    ) -> Result<(), Status> {
+        let (by, between, after) = digests(request)?;
+        self.verify_to(by, between, after, to).await.map_err(|error| status(&error))
     }
 
     async fn copy_to(
@@ -146,7 +184,7 @@ impl Units for UnitService {
         &self,
         _request: Request<pb::UnitsListRequest>,
     ) -> Result<Response<pb::UnitsListResponse>, Status> {
-        let (records, highest) = self.member.handle.call_visible(call::ListUnits {}).await?;
+        let (records, highest) = self.handle.call_visible(call::ListUnits {}).await?;
         let records = records.into_iter().map(convert::record).collect();
         let highest_move = highest.map_or(0, |id| id.0);
         Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation, highest_move }))
@@ -218,12 +256,7 @@ impl Units for UnitService {
         &self,
         request: Request<pb::VerifyRequest>,
     ) -> Result<Response<Self::VerifyStream>, Status> {
-        let pb::VerifyRequest { r#move, floor, at, after } = request.into_inner();
-        let by = convert::unit_move(r#move)?;
-        let (floor, at) = (convert::revision(floor, "floor")?, convert::revision(at, "at")?);
-        let at = at.ok_or_else(|| Status::invalid_argument("kindred: at is missing"))?;
-        let between = (floor.unwrap_or(Revision::ZERO), at);
-        let after = convert::after(after);
+        let (by, between, after) = digests(request.into_inner())?;
         Ok(Response::new(self.stream(|service, to| service.verify_to(by, between, after, to))))
     }
 
@@ -251,7 +284,7 @@ impl Units for UnitService {
         let (mut tails, mut left) = (Vec::with_capacity(asked.len()), TAILS_BYTES);
         for some in asked.chunks(TAILS_AT_ONCE) {
             let units: Vec<_> = some.iter().map(tail).collect::<Result<_, _>>()?;
-            let (told, rest) = self.member.handle.call_visible(call::Tails { units, left }).await?;
+            let (told, rest) = self.handle.call_visible(call::Tails { units, left }).await?;
             left = rest;
             tails.extend(told);
         }
@@ -264,6 +297,17 @@ impl Units for UnitService {
         });
         Ok(Response::new(pb::TailsResponse { tails: tails.collect::<Result<_, KvError>>()? }))
     }
+}
+
+/// A unit, the revisions between which it is compared, and the key to begin behind.
+type Digests = (UnitMove, (Revision, Revision), Option<Key>);
+
+fn digests(request: pb::VerifyRequest) -> Result<Digests, Status> {
+    let pb::VerifyRequest { r#move, floor, at, after } = request;
+    let by = convert::unit_move(r#move)?;
+    let (floor, at) = (convert::revision(floor, "floor")?, convert::revision(at, "at")?);
+    let at = at.ok_or_else(|| Status::invalid_argument("kindred: at is missing"))?;
+    Ok((by, (floor.unwrap_or(Revision::ZERO), at), convert::after(after)))
 }
 
 fn tail(tail: &pb::TailRequest) -> Result<(Unit, Revision), Status> {

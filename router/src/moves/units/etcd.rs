@@ -13,6 +13,7 @@
 //! * The moved keys stay in the etcd, where no router serves them. Clients that watch the etcd directly see no
 //!   deletion.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,9 +39,11 @@ use tonic::{Request, Status};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::leg::Each;
-use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, SILENCE_MAX, UnitSteps, bounded, next};
+use super::live::{SILENCE_MAX, bounded, next};
+use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps};
 use crate::execute::{Deadline, fenced};
 use crate::feeds::place::wire;
+use crate::moves::mover::Mover;
 use crate::stores::Store;
 use crate::stores::fence::Known;
 
@@ -88,7 +91,7 @@ struct Pages {
     more: bool,
 }
 
-impl UnitSteps<'_> {
+impl UnitSteps<'_, Arc<Mover>> {
     fn fenced_unit(&self) -> FencedUnit {
         let transfer = Transfer {
             unit: self.call.unit.clone(),
@@ -103,8 +106,8 @@ impl UnitSteps<'_> {
     async fn clock(&self) -> Result<Revision, Failed> {
         let store = self.follower();
         let request = crate::stores::monitor::hello_of(
-            &self.mover.keeper.cluster,
-            self.mover.identity.cluster_id,
+            &self.stores.keeper.cluster,
+            self.stores.identity.cluster_id,
             store,
             &store.spec(),
         );
@@ -150,7 +153,7 @@ impl UnitSteps<'_> {
             sent += bytes as u64;
             self.import(pb::ImportRequest { keys, floor, ..Default::default() }).await?;
         }
-        self.mover.copy_speed.made(sent, began.elapsed());
+        self.stores.copy_speed.made(sent, began.elapsed());
         // The copy counts as whole only from here on; until then another coordinator starts over.
         self.import(pb::ImportRequest { floor, through: pages.at, ..Default::default() }).await.map(drop)
     }
@@ -348,7 +351,7 @@ impl UnitSteps<'_> {
     }
 }
 
-impl LegSteps<'_> {
+impl LegSteps<Arc<Mover>> {
     /// Runs a step for units of which a stock etcd is owner or follower. `None` for steps that are a shard's alone.
     pub(super) async fn run_at_etcd(&self, name: StepName) -> Option<Result<Each<Answer>, Failed>> {
         let (owner, follower) = (self.owner(), self.follower());

@@ -2,33 +2,38 @@
 //! pause of writes and those repeated every few milliseconds, so a leg of many units needs as many calls as a leg of
 //! one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{join, try_join};
 use kindred_partition_config::ids::{Epoch, LeaseId, MoveId, Revision, Term};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::clock_offset;
 use kindred_router_core::moves::step::{Answer, StepName, UnitCall};
 use kindred_router_core::parts::store_ix;
-use tokio::time::Instant;
+use kindred_router_core::store::StoreIx;
 
-use super::{CALL_MAX, Failed, LEASES_AT_ONCE, UnitSteps, bounded, on_wire};
-use crate::execute::Deadline;
+use super::{CALL_MAX, Failed, LEASES_AT_ONCE, UnitSteps, on_wire, stores::UnitStores};
 use crate::moves::mover::Mover;
-use crate::moves::rate::Rate;
-use crate::moves::runner::Copied;
+use crate::moves::rate::{Copied, Rate};
 use crate::stores::Store;
 
 /// How long one round of tailing may take before it reports.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// The same step for several units of one leg of a move.
-pub(in crate::moves) struct LegSteps<'a> {
-    pub mover: &'a Mover,
+#[derive(Debug)]
+pub struct LegSteps<S> {
+    /// The router's stores.
+    pub stores: S,
+    /// The move.
     pub id: MoveId,
     /// At least one call; all have the same leg and term.
-    pub calls: &'a [UnitCall],
-    pub rate: &'a Rate,
-    pub copied: &'a Copied,
+    pub calls: Vec<UnitCall>,
+    /// Limits copies.
+    pub rate: Arc<Rate>,
+    /// Counts what is copied.
+    pub copied: Arc<Copied>,
 }
 
 /// How far a unit was followed.
@@ -36,32 +41,33 @@ enum Followed {
     /// Everything up to this revision is imported.
     To(Revision),
     /// It has reached its goal; the owner reported that at this time.
-    Done(Instant),
+    Done(Duration),
     Not(Failed),
 }
 
-pub(super) type Each<T> = Vec<Result<T, Failed>>;
+/// A result for each unit.
+pub type Each<T> = Vec<Result<T, Failed>>;
 
-impl LegSteps<'_> {
+impl<S: UnitStores> LegSteps<S> {
     /// Runs a step; returns an answer for each call, in their order.
-    pub(in crate::moves) async fn run(&self, name: StepName) -> Vec<Answer> {
+    pub async fn run(&self, name: StepName) -> Vec<Answer> {
         let ends = match name {
-            StepName::Unfreeze | StepName::Open | StepName::Forget => Some(self.owner()),
-            StepName::Release | StepName::Drop => Some(self.follower()),
+            StepName::Unfreeze | StepName::Open | StepName::Forget => Some(self.source()),
+            StepName::Release | StepName::Drop => Some(self.target()),
             _ => None,
         };
-        if ends.is_some_and(Store::is_removed) {
+        if ends.is_some_and(|store| self.stores.is_removed(store)) {
             // The store was lost and replaced (R14), so nobody asks it for these keys any more.
             return vec![Answer::Done; self.calls.len()];
         }
         let run = async {
-            match self.run_at_etcd(name).await {
+            match S::at_etcd(self, name).await {
                 Some(done) => done,
                 None => self.run_at_shards(name).await,
             }
         };
         let done = match name {
-            StepName::Unfreeze => tokio::join!(run, self.unseal()).0,
+            StepName::Unfreeze => join(run, self.unseal()).await.0,
             _ => run.await,
         };
         match done {
@@ -71,11 +77,11 @@ impl LegSteps<'_> {
     }
 
     async fn run_at_shards(&self, name: StepName) -> Result<Each<Answer>, Failed> {
-        let (owner, follower) = (self.owner(), self.follower());
+        let (owner, follower) = (self.source(), self.target());
         match name {
             StepName::Copy | StepName::Verify => {
                 let mut each = Vec::with_capacity(self.calls.len());
-                for call in self.calls {
+                for call in &self.calls {
                     let step = self.unit(call);
                     let done = if name == StepName::Copy { step.copy().await } else { step.verify().await };
                     each.push(done.map(|()| Answer::Done));
@@ -117,17 +123,22 @@ impl LegSteps<'_> {
         }
     }
 
-    /// All calls have the same two stores.
-    pub(super) fn owner(&self) -> &Store {
-        self.mover.stores.get(store_ix(self.calls[0].owner))
+    /// The owner's place; all calls have the same two stores.
+    fn source(&self) -> StoreIx {
+        store_ix(self.calls[0].owner)
     }
 
-    pub(super) fn follower(&self) -> &Store {
-        self.mover.stores.get(store_ix(self.calls[0].follower))
+    /// The follower's place.
+    fn target(&self) -> StoreIx {
+        store_ix(self.calls[0].follower)
     }
 
-    pub(super) fn unit<'s>(&'s self, call: &'s UnitCall) -> UnitSteps<'s> {
-        UnitSteps { mover: self.mover, id: self.id, call, rate: self.rate, copied: self.copied }
+    fn names(&self) -> (String, String) {
+        (self.stores.name(self.source()), self.stores.name(self.target()))
+    }
+
+    pub(super) fn unit<'s>(&'s self, call: &'s UnitCall) -> UnitSteps<'s, S> {
+        UnitSteps { stores: &self.stores, id: self.id, call, rate: &self.rate, copied: &self.copied }
     }
 
     pub(super) fn all_done(&self) -> Each<Answer> {
@@ -136,23 +147,29 @@ impl LegSteps<'_> {
 
     /// The generation of a map that is older than the one that this attempt will decide.
     fn undecided(&self) -> Epoch {
-        self.mover.routing.load().generation()
+        self.stores.generation()
     }
 
     /// Makes the same call about all units at a store.
     async fn ask(
         &self,
-        store: &Store,
+        store: StoreIx,
         call: impl Fn(Option<pb::UnitMove>, &UnitCall) -> Call,
     ) -> Result<Each<Answer>, Failed> {
         let calls = self.calls.iter().map(|of| call(self.unit(of).unit_move(), of)).collect();
-        Ok(made(store, calls, false).await?.0.into_iter().map(|made| made.and_then(answer)).collect())
+        Ok(made(&self.stores, store, calls, false)
+            .await?
+            .0
+            .into_iter()
+            .map(|made| made.and_then(answer))
+            .collect())
     }
 
     /// The records of the units at a store, and the store's incarnation.
-    async fn look(&self, store: &Store) -> Result<(Each<Option<pb::UnitRecord>>, u64), Failed> {
+    async fn look(&self, store: StoreIx) -> Result<(Each<Option<pb::UnitRecord>>, u64), Failed> {
         let look = |of: &UnitCall| Call::Look(pb::LookRequest { r#move: self.unit(of).unit_move() });
-        let (made, incarnation) = made(store, self.calls.iter().map(look).collect(), false).await?;
+        let looks = self.calls.iter().map(look).collect();
+        let (made, incarnation) = made(&self.stores, store, looks, false).await?;
         let record = |made| match made {
             Made::Look(look) => Ok(look.record),
             other => Err(another(&other)),
@@ -164,7 +181,8 @@ impl LegSteps<'_> {
         let leases =
             |of: &UnitCall| Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move() });
         let mut ids = Vec::new();
-        for made in made(self.owner(), self.calls.iter().map(leases).collect(), false).await?.0 {
+        let asked = self.calls.iter().map(leases).collect();
+        for made in made(&self.stores, self.source(), asked, false).await?.0 {
             match made? {
                 Made::Leases(leases) => ids.extend(leases.ids.into_iter().filter_map(LeaseId::from_wire)),
                 other => return Err(another(&other)),
@@ -173,7 +191,7 @@ impl LegSteps<'_> {
         ids.sort_unstable();
         ids.dedup();
         for some in ids.chunks(LEASES_AT_ONCE) {
-            self.mover.leases.attach_all(some, self.follower(), Deadline::within(CALL_MAX)).await?;
+            self.stores.attach_all(some, self.target()).await?;
         }
         Ok(())
     }
@@ -181,8 +199,8 @@ impl LegSteps<'_> {
     /// After an abandoned attempt, lets the follower serve again what it owns beside the units. If it does not answer,
     /// the next import has the same effect.
     async fn unseal(&self) {
-        let follower = self.follower();
-        if follower.is_removed() || !follower.is_shard() {
+        let follower = self.target();
+        if self.stores.is_removed(follower) || !self.stores.is_shard(follower) {
             return;
         }
         let call = |by, _: &UnitCall| Call::Unseal(pb::UnsealRequest { r#move: by });
@@ -194,12 +212,13 @@ impl LegSteps<'_> {
     /// Imports the owner's news until there is no more, or the round is over.
     async fn tail(&self) -> Result<Each<Answer>, Failed> {
         self.clocks_meet()?;
-        let began = Instant::now();
+        let began = self.stores.now();
         let each = self.follow(|_, _| true, began + ROUND_MAX).await?;
+        let since = |then: Duration| self.stores.now().saturating_sub(then);
         let answer = |followed| match followed {
-            Followed::Done(heard) => Ok(Answer::Followed { lag: heard.elapsed() }),
+            Followed::Done(heard) => Ok(Answer::Followed { lag: since(heard) }),
             // The follower is at least this far behind; the next round goes on from there.
-            Followed::To(_) => Ok(Answer::Followed { lag: began.elapsed() }),
+            Followed::To(_) => Ok(Answer::Followed { lag: since(began) }),
             Followed::Not(failed) => Err(failed),
         };
         Ok(each.into_iter().map(answer).collect())
@@ -208,16 +227,15 @@ impl LegSteps<'_> {
     /// Checks that the follower's clock may be raised to the owner's (R3). A switch needs that (R15b), so nothing
     /// should be frozen before it holds.
     fn clocks_meet(&self) -> Result<(), Failed> {
-        let clocks = self.mover.stores.clocks();
-        let [owner, follower] = [self.owner(), self.follower()];
-        match (clocks.offset(owner.index), clocks.offset(follower.index)) {
+        match (self.stores.clock_offset(self.source()), self.stores.clock_offset(self.target())) {
             (Some(ahead), Some(at)) if clock_offset::is_too_far_behind(at, ahead) => {
+                let (owner, follower) = self.names();
                 Err(Failed::Other(format!(
                     "the clock of store {:?} is {:.1} s behind that of store {:?}, and may not be raised so far: set the time \
                      there (R3)",
-                    follower.name(),
+                    follower,
                     (ahead - at) as f64 / 1e6,
-                    owner.name()
+                    owner
                 )))
             }
             _ => Ok(()),
@@ -225,12 +243,12 @@ impl LegSteps<'_> {
     }
 
     async fn import_last(&self) -> Result<Each<Answer>, Failed> {
-        let end = Instant::now() + CALL_MAX;
+        let end = self.stores.now() + CALL_MAX;
         let each = self.follow(|call, watermark| watermark >= call.final_revision, end).await?;
         // Attaches the leases of the last events; the others are known to be attached and cost nothing.
         self.attach_leases().await?;
         let unfinished =
-            || Failed::Other(format!("the tail of store {:?} did not come to its end", self.owner().name()));
+            || Failed::Other(format!("the tail of store {:?} did not come to its end", self.names().0));
         let answer = |followed| match followed {
             Followed::Done(_) => Ok(Answer::Done),
             Followed::To(_) => Err(unfinished()),
@@ -243,9 +261,9 @@ impl LegSteps<'_> {
     async fn follow(
         &self,
         enough: impl Fn(&UnitCall, Revision) -> bool,
-        end: Instant,
+        end: Duration,
     ) -> Result<Vec<Followed>, Failed> {
-        let (owner, follower) = (self.owner(), self.follower());
+        let (owner, follower) = (self.source(), self.target());
         let mut each: Vec<Followed> = self
             .look(follower)
             .await?
@@ -254,7 +272,7 @@ impl LegSteps<'_> {
             .map(|record| match record.map(|record| record.and_then(|record| copied_to(&record))) {
                 Ok(Some(through)) => Followed::To(through),
                 Ok(None) => {
-                    Followed::Not(Failed::Lost(format!("store {:?} has no whole copy", follower.name())))
+                    Followed::Not(Failed::Lost(format!("store {:?} has no whole copy", self.names().1)))
                 }
                 Err(failed) => Followed::Not(failed),
             })
@@ -268,7 +286,7 @@ impl LegSteps<'_> {
                     _ => None,
                 })
                 .collect();
-            if going.is_empty() || Instant::now() >= end {
+            if going.is_empty() || self.stores.now() >= end {
                 return Ok(each);
             }
             let tails = going
@@ -279,15 +297,11 @@ impl LegSteps<'_> {
                 })
                 .collect();
             let request = pb::TailsRequest { tails };
-            let said = bounded(owner, |store, deadline| async move {
-                store.units_in_bulk().tails(deadline.request(request)).await
-            })
-            .await?
-            .tails;
+            let said = self.stores.tails(owner, request).await?.tails;
             if said.len() != going.len() {
-                return Err(Failed::Other(format!("store {:?} did not tell of all units", owner.name())));
+                return Err(Failed::Other(format!("store {:?} did not tell of all units", self.names().0)));
             }
-            let heard = Instant::now();
+            let heard = self.stores.now();
             let (mut imports, mut importing) = (Vec::new(), Vec::new());
             for ((at, _), tail) in going.into_iter().zip(said) {
                 let call = &self.calls[at];
@@ -300,7 +314,7 @@ impl LegSteps<'_> {
                 };
                 if said.compacted > 0 {
                     self.unit(call).forget_copy().await?;
-                    let reason = format!("its history at store {:?} is compacted", owner.name());
+                    let reason = format!("its history at store {:?} is compacted", self.names().0);
                     each[at] = Followed::Not(Failed::Lost(reason));
                     continue;
                 }
@@ -323,7 +337,9 @@ impl LegSteps<'_> {
             if imports.is_empty() {
                 continue;
             }
-            for ((at, next), made) in importing.into_iter().zip(made(follower, imports, true).await?.0) {
+            for ((at, next), made) in
+                importing.into_iter().zip(made(&self.stores, follower, imports, true).await?.0)
+            {
                 each[at] = made.map_or_else(Followed::Not, |_| next);
             }
         }
@@ -339,7 +355,7 @@ impl LegSteps<'_> {
             Call::Seal(pb::SealRequest { r#move, final_revision, generation, imported: *imported })
         };
         let calls = self.calls.iter().zip(imported).map(seal).collect();
-        Ok(made(self.follower(), calls, false)
+        Ok(made(&self.stores, self.target(), calls, false)
             .await?
             .0
             .into_iter()
@@ -349,8 +365,8 @@ impl LegSteps<'_> {
 
     /// Checks that the freeze and the seal of the attempt still stand, in the incarnations that made them (R15c).
     async fn confirm(&self) -> Result<Each<Answer>, Failed> {
-        let frozen = self.stand(self.owner(), pb::UnitState::Frozen);
-        let (frozen, sealed) = tokio::try_join!(frozen, self.sealed_stand())?;
+        let frozen = self.stand(self.source(), pb::UnitState::Frozen);
+        let (frozen, sealed) = try_join(frozen, self.sealed_stand()).await?;
         Ok(frozen
             .into_iter()
             .zip(sealed)
@@ -359,16 +375,16 @@ impl LegSteps<'_> {
     }
 
     pub(super) async fn sealed_stand(&self) -> Result<Each<()>, Failed> {
-        self.stand(self.follower(), pb::UnitState::Following).await
+        self.stand(self.target(), pb::UnitState::Following).await
     }
 
-    async fn stand(&self, store: &Store, state: pb::UnitState) -> Result<Each<()>, Failed> {
+    async fn stand(&self, store: StoreIx, state: pb::UnitState) -> Result<Each<()>, Failed> {
         let (records, incarnation) = self.look(store).await?;
-        let frozen = state == pb::UnitState::Frozen;
+        let (frozen, name) = (state == pb::UnitState::Frozen, self.stores.name(store));
         let stands = |(of, record): (&UnitCall, Result<Option<pb::UnitRecord>, Failed>)| {
             let (frozen_in, sealed_in) = of.incarnations;
             if incarnation != if frozen { frozen_in } else { sealed_in } {
-                let reason = format!("store {:?} has restarted during the switch", store.name());
+                let reason = format!("store {name:?} has restarted during the switch");
                 return Err(Failed::Restarted(reason));
             }
             let last = of.final_revision.get();
@@ -376,7 +392,7 @@ impl LegSteps<'_> {
                 return Ok(());
             }
             let what = if frozen { "frozen" } else { "sealed" };
-            Err(Failed::Restarted(format!("the unit is not {what} any more at store {:?}", store.name())))
+            Err(Failed::Restarted(format!("the unit is not {what} any more at store {name:?}")))
         };
         Ok(self.calls.iter().zip(records).map(stands).collect())
     }
@@ -387,24 +403,41 @@ pub(super) fn copied_to(record: &pb::UnitRecord) -> Option<Revision> {
     Revision::from_wire(record.through).filter(|_| record.state() == pb::UnitState::Following)
 }
 
+impl LegSteps<Arc<Mover>> {
+    pub(super) fn owner(&self) -> &Store {
+        self.stores.stores.get(self.source())
+    }
+
+    pub(super) fn follower(&self) -> &Store {
+        self.stores.stores.get(self.target())
+    }
+}
+
+/// Makes one call about a unit at a store.
+pub(in crate::moves) async fn alone<S: UnitStores>(
+    stores: &S,
+    store: StoreIx,
+    call: Call,
+) -> Result<Made, Failed> {
+    match made(stores, store, vec![call], false).await?.0.pop() {
+        Some(made) => made,
+        None => Err(Failed::Other("a call about a unit has no answer".to_owned())),
+    }
+}
+
 /// Makes several calls about units at a store in one request. Returns each call's answer, and the store's incarnation.
-pub(super) async fn made(
-    store: &Store,
+pub(super) async fn made<S: UnitStores>(
+    stores: &S,
+    store: StoreIx,
     calls: Vec<Call>,
     in_bulk: bool,
 ) -> Result<(Each<Made>, u64), Failed> {
     let asked = calls.len();
     let request =
         pb::UnitCalls { calls: calls.into_iter().map(|call| pb::UnitCall { call: Some(call) }).collect() };
-    let answers = bounded(store, |store, deadline| async move {
-        match in_bulk {
-            true => store.units_in_bulk().together(deadline.request(request)).await,
-            false => store.units().together(deadline.request(request)).await,
-        }
-    })
-    .await?;
+    let answers = stores.together(store, request, in_bulk).await?;
     if answers.answers.len() != asked {
-        return Err(Failed::Other(format!("store {:?} did not answer for all units", store.name())));
+        return Err(Failed::Other(format!("store {:?} did not answer for all units", stores.name(store))));
     }
     let each = answers.answers.into_iter().map(|answer| match answer.answer {
         Some(Made::Refused(refused)) => Err(refused.into()),
@@ -434,7 +467,7 @@ pub(super) fn answer(made: Made) -> Result<Answer, Failed> {
     })
 }
 
-fn another(made: &Made) -> Failed {
+pub(super) fn another(made: &Made) -> Failed {
     Failed::Other(format!("an answer for a unit is to another call: {made:?}"))
 }
 

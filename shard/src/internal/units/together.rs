@@ -1,10 +1,7 @@
 //! Executes calls about many units together, and answers them after one flush of the log.
 
-use std::time::Duration;
-
 use kindred_engine::units::UnitError;
 use kindred_proto::shard_v1::{unit_answer::Answer, unit_call::Call};
-use tokio::time::Instant;
 use tonic::Status;
 
 use super::UnitService;
@@ -13,10 +10,6 @@ use crate::{
     core::jobs::{Jobs, Turn},
     etcd_status::{KvError, status},
 };
-
-/// Time after which tracks, and calls that wait for them, answer although they are not done; the coordinator then
-/// repeats them.
-const TRACK_TIME: Duration = Duration::from_millis(200);
 
 impl UnitService {
     /// Makes one call.
@@ -34,19 +27,19 @@ impl UnitService {
         if let Some(to) = jobs.clock() {
             // A ceiling (R2) may not be above the source's clock yet, if that is ahead of this one's.
             let raise = Raise { ranges: Vec::new(), to, generation: None };
-            self.member.handle.call_raised(raise, call::Reachable {}).await?;
+            self.handle.call_raised(raise, call::Reachable {}).await?;
         }
-        let (flushed, began) = (jobs.want_flush(), Instant::now());
+        let flushed = jobs.want_flush();
         loop {
             jobs = match jobs.answers() {
                 Ok(answers) => return Ok(answers),
                 Err(jobs) => jobs,
             };
-            let turn = Turn::new(flushed, began.elapsed() > TRACK_TIME, self.incarnation, self.metrics);
+            let turn = Turn::new(flushed, self.incarnation, self.metrics);
             let run = call::RunJobs { jobs, turn };
             jobs = match flushed {
-                true => self.member.handle.call_flushed(run).await?,
-                false => self.member.handle.call_visible(run).await?,
+                true => self.handle.call_flushed(run).await?,
+                false => self.handle.call_visible(run).await?,
             };
         }
     }
