@@ -173,13 +173,15 @@ impl Meta {
     }
 
     /// Waits until [`Self::entries`] contains this revision of meta, for at most [`HEARD_WITHIN`]: meta may have gone
-    /// away right after it answered.
-    async fn heard(&self, revision: i64) {
+    /// away right after it answered. Returns whether they do.
+    async fn heard(&self, revision: i64) -> bool {
         let mut entries = self.entries();
         let heard = entries.wait_for(|entries| entries.revision >= revision);
-        if tokio::time::timeout(HEARD_WITHIN, heard).await.is_err() {
+        let in_time = tokio::time::timeout(HEARD_WITHIN, heard).await.is_ok();
+        if !in_time {
             tracing::warn!(revision, "the meta store has not told of a change within {HEARD_WITHIN:?}");
         }
+        in_time
     }
 
     /// Why meta is not being followed; `None` while it is.
@@ -318,6 +320,6 @@ mod tests {
             assert!(!waiting.is_finished(), "at {revision}");
         }
         tell(5);
-        waiting.await.unwrap();
+        assert!(waiting.await.unwrap());
     }
 }

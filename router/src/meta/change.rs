@@ -34,8 +34,12 @@ pub async fn change_state<E>(
             let why = "it has lost its latest data and gets it back from the routers";
             return Err(MetaError::Unavailable(why.to_owned()).into());
         }
-        // `change` must see the other keys that were written with this state, such as a move that began.
-        meta.heard(stored.mod_revision).await;
+        // `change` must see the other keys that were written with this state, such as a move that began: otherwise
+        // another move of the same keys would begin beside it.
+        if !meta.heard(stored.mod_revision).await {
+            let why = "this router has not heard of its latest changes yet";
+            return Err(MetaError::Unavailable(why.to_owned()).into());
+        }
         let Next { state: next, mut writes, mut expects } = change(&state).map_err(ChangeError::Refused)?;
         let next = next.after(&state);
         if next == state && writes.is_empty() {
@@ -64,5 +68,56 @@ impl StateKeeper {
     ) -> Result<Arc<ClusterState>, ChangeError<E>> {
         let meta = self.cluster.meta.as_ref().ok_or(MetaError::None)?;
         change_state(&Live { keeper: self.clone(), meta: meta.clone() }, change).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::client::{Entries, Stored, Write};
+    use super::*;
+
+    /// A meta store whose latest changes have not reached this router.
+    struct Behind(Arc<ClusterState>);
+
+    impl MetaStore for Behind {
+        async fn get(&self, _: &str) -> Result<Option<Stored>, MetaError> {
+            Ok(Some(Stored { value: self.0.to_json().into(), mod_revision: 9 }))
+        }
+
+        async fn list(&self) -> Result<Entries, MetaError> {
+            Ok(Entries::default())
+        }
+
+        async fn commit(&self, _: &[Expect], _: Vec<Write>) -> Result<Option<i64>, MetaError> {
+            panic!("nothing is written")
+        }
+
+        async fn commit_under(&self, _: i64, _: Write) -> Result<bool, MetaError> {
+            panic!("nothing is written")
+        }
+
+        fn entries(&self) -> Arc<Entries> {
+            Arc::default()
+        }
+
+        async fn heard(&self, _: i64) -> bool {
+            false
+        }
+
+        fn state(&self) -> Arc<ClusterState> {
+            self.0.clone()
+        }
+
+        fn take(&self, _: Arc<ClusterState>) {}
+    }
+
+    /// A router that does not see the open moves begins none beside them.
+    #[tokio::test]
+    async fn nothing_is_changed_by_a_router_that_has_not_heard_of_the_latest_changes() {
+        let config = kindred_partition_config::parse::DEFAULT_CONFIG;
+        let config = kindred_partition_config::parse::parse_config(config).unwrap();
+        let meta = Behind(Arc::new(ClusterState::bootstrap(&config).unwrap()));
+        let changed = change_state::<String>(&meta, |_| panic!("it would not see the moves")).await;
+        assert!(matches!(changed, Err(ChangeError::Meta(MetaError::Unavailable(_)))), "{changed:?}");
     }
 }

@@ -37,8 +37,8 @@ impl MetaStore for Live {
         self.meta.entries().borrow().clone()
     }
 
-    async fn heard(&self, revision: i64) {
-        self.meta.heard(revision).await;
+    async fn heard(&self, revision: i64) -> bool {
+        self.meta.heard(revision).await
     }
 
     fn state(&self) -> Arc<ClusterState> {

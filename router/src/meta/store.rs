@@ -24,8 +24,8 @@ pub trait MetaStore {
     fn commit_under(&self, lease: i64, write: Write) -> impl Future<Output = Result<bool, MetaError>>;
     /// All keys as this router has last seen them.
     fn entries(&self) -> Arc<Entries>;
-    /// Waits a little until [`MetaStore::entries`] contains this revision.
-    fn heard(&self, revision: i64) -> impl Future<Output = ()>;
+    /// Waits a little until [`MetaStore::entries`] contains this revision; whether it does.
+    fn heard(&self, revision: i64) -> impl Future<Output = bool>;
     /// The state that this router uses.
     fn state(&self) -> Arc<ClusterState>;
     /// Takes a state into use unless it is older than the present one.
