@@ -145,7 +145,7 @@ impl KindReplay {
         for Found { number, kept, version } in versions {
             let at = version.mod_revision();
             let Some(place) = units.place(number, version.key(), at, kept) else { continue };
-            if number == 0 {
+            if units.is_own(number, version.key(), at) {
                 highest = highest.max(at);
             }
             spaces.entry(place).or_default().push(version);

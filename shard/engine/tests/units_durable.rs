@@ -479,3 +479,31 @@ fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     target.log();
     assert_eq!(target.list(), [A, B]);
 }
+
+/// R15b: what was imported up to the switch is on the disk, whatever the log promised before; R10: nobody who has seen
+/// it is told that it may be gone.
+#[test]
+fn r10_a_unit_that_was_taken_over_has_everything_up_to_the_switch() {
+    for checkpoint in [false, true] {
+        let (mut source, mut target) = shards(Durability::Buffered);
+        source.write(A);
+        let last = copy(&mut source, &mut target, &by(1, 1));
+        target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+        target.engine.unit_open(&by(1, 1), Epoch(5)).expect("sealed");
+        let gaps = |target: &mut Kept, start: Revision| {
+            let feed = target.engine.feed_open(vec![prefix(PODS)], Some(start));
+            let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
+            (out.compacted, out.gaps.last().map(|gap| gap.after))
+        };
+        // The log has promised nothing yet.
+        target.crash(Some(Revision::ZERO));
+        assert_eq!(gaps(&mut target, last.next()), (None, Some(last)), "who has seen all of it goes on");
+        let written = target.write(B);
+        if checkpoint {
+            target.checkpoint();
+        }
+        target.crash(Some(Revision::ZERO));
+        assert_eq!(gaps(&mut target, written.next()), (None, Some(written)));
+        assert_eq!(target.list(), [A, B]);
+    }
+}

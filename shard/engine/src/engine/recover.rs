@@ -68,11 +68,13 @@ impl Recovery {
         let mut gaps = recovered.gaps;
         gaps.retain(|gap| gap.gap.until > compacted);
         gaps.extend(fresh_gaps.iter().cloned());
-        let mut units = Units::restore(recovered.units.unwrap_or_default());
+        let table = recovered.units.unwrap_or_default();
+        let mut units = Units::restore(table.clone());
         units.next_is_above(UnitId(imports));
         for record in units.records.iter_mut().filter(|record| record.is_visible()) {
             record.floor = record.floor.max(compacted);
-            record.gaps.extend(gap_of_range(&record.by.unit.range, &modes, lost, start));
+            let taken_over = table.taken_over(&record.by.unit);
+            record.gaps.extend(gap_of_unit(&record.by.unit.range, &modes, (lost, taken_over), start));
             record.gaps.retain(|gap| gap.until > compacted);
         }
         let space = &mut engine.space;
@@ -174,8 +176,16 @@ fn new_gaps(
     }
 }
 
-/// The gap that this start leaves in a unit: the widest of those of its Kinds.
-fn gap_of_range(range: &KeyRange, modes: &KindModes, lost: Lost, start: Revision) -> Option<Gap> {
+/// The gap that this start leaves in a unit: the widest of those of its Kinds. A unit that was taken over has everything
+/// up to the switch, unless its Kind is not kept at all or damage of the logs was accepted.
+fn gap_of_unit(
+    range: &KeyRange,
+    modes: &KindModes,
+    (lost, taken_over): (Lost, Option<Revision>),
+    start: Revision,
+) -> Option<Gap> {
+    let taken_over = taken_over.filter(|_| lost.fsync.is_none());
+    let lost = Lost { buffered: lost.buffered.map(|at| at.max(taken_over.unwrap_or(at))), ..lost };
     let whole = modes.kinds.iter().find(|(kind, _)| {
         range.start().starts_with(kind) && KeyRange::prefix((*kind).clone()).intersection(range) == *range
     });

@@ -1,6 +1,7 @@
 //! The conversion of the records to and from their logged form.
 
 use kindred_partition_config::ids::{Epoch, Revision};
+use kindred_partition_config::unit::Unit;
 
 use super::{Past, Record, UnitId, Units};
 use crate::{
@@ -141,5 +142,21 @@ impl UnitTable {
             }
         }
         (number == 0).then_some(place)
+    }
+
+    /// Whether this store wrote a version that was logged under `number`, and did not import it.
+    pub(crate) fn is_own(&self, number: u64, key: &[u8], at: Revision) -> bool {
+        let is_sealed =
+            |entry: &UnitEntry| entry.number == number && matches!(entry.state, DurableUnit::Sealed { .. });
+        let is_later = |layer: &UnitLayer| layer.unit.contains(key) && at > layer.since;
+        number == 0
+            || !self.records.iter().any(is_sealed)
+                && self.layers.iter().any(|layer| layer.number == number && is_later(layer))
+    }
+
+    /// The revision up to which everything of a unit was on the disk before this store opened it (R15b).
+    pub(crate) fn taken_over(&self, unit: &Unit) -> Option<Revision> {
+        let layers = self.layers.iter().filter(|layer| layer.unit.covers(unit));
+        layers.map(|layer| layer.since).max()
     }
 }
