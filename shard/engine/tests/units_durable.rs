@@ -14,6 +14,7 @@ use kindred_engine::{
 };
 use kindred_partition_config::{
     ids::{Epoch, MoveId, Revision, Slot, Term},
+    key::{Key, KeyRange},
     kind::KindScheme,
     unit::Unit,
 };
@@ -505,5 +506,27 @@ fn r10_a_unit_that_was_taken_over_has_everything_up_to_the_switch() {
         target.crash(Some(Revision::ZERO));
         assert_eq!(gaps(&mut target, written.next()), (None, Some(written)));
         assert_eq!(target.list(), [A, B]);
+    }
+}
+
+/// R10: one key is in one unit, and what is lost beside that does not concern it.
+#[test]
+fn r10_a_key_of_a_unit_has_the_gaps_of_that_unit_alone() {
+    let (mut source, mut target) = shards(Durability::Buffered);
+    target.write(C);
+    let span = KeyRange::Span { start: Key::from(A), end: Some(Key::from(C)) };
+    let by = UnitMove { unit: Unit::of_range(span.clone()), ..by(1, 1) };
+    for _ in 0..3 {
+        source.write(A);
+    }
+    let last = copy(&mut source, &mut target, &by);
+    target.engine.unit_seal(NOW, &by, last).expect("all is there");
+    target.engine.unit_open(&by, Epoch(5)).expect("sealed");
+    target.crash(Some(Revision::ZERO));
+    target.list();
+    for (range, is_lost) in [(span, false), (single(A), false), (single(C), true), (prefix(PODS), true)] {
+        let feed = target.engine.feed_open(vec![range.clone()], Some(last.next()));
+        let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
+        assert_eq!(out.compacted.is_some(), is_lost, "{range:?}");
     }
 }

@@ -60,7 +60,7 @@ impl Space {
         view: &View,
     ) -> Result<(), EngineError> {
         let Some(at) = at.filter(|_| self.has_gaps) else { return Ok(()) };
-        let gaps = self.gaps_of_unit(&Unit::of_range(range.clone()), view);
+        let gaps = self.gaps_of_range(range, view);
         let hides = gaps.into_iter().filter(|gap| gap.hides(at));
         match hides.map(|gap| gap.until).max() {
             Some(floor) => Err(EngineError::Compacted { floor }),
@@ -79,7 +79,17 @@ impl Space {
         if !self.has_gaps {
             return Vec::new();
         }
-        self.gaps_of_unit(&Unit::of_range(range.clone()), &View::Now)
+        self.gaps_of_range(range, &View::Now)
+    }
+
+    /// The gaps of a range, as far as the view sees it. One record decides over a single key.
+    fn gaps_of_range(&self, range: &KeyRange, view: &View) -> Vec<Gap> {
+        if let KeyRange::Single(key) = range
+            && let Some(record) = self.units.deciding(key)
+        {
+            return if view.sees(record) { record.gaps.clone() } else { Vec::new() };
+        }
+        self.gaps_of_unit(&Unit::of_range(range.clone()), view)
     }
 
     /// The gaps of a unit, as far as the view sees it.
