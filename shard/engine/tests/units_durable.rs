@@ -16,7 +16,8 @@ use kindred_partition_config::{
     ids::{Epoch, MoveId, Revision, Slot, Term},
     key::{Key, KeyRange},
     kind::KindScheme,
-    unit::Unit,
+    ring::RingHash,
+    unit::{Unit, UnitBuckets},
 };
 
 const PODS: &str = "/registry/pods/";
@@ -506,6 +507,50 @@ fn r10_a_unit_that_was_taken_over_has_everything_up_to_the_switch() {
         target.crash(Some(Revision::ZERO));
         assert_eq!(gaps(&mut target, written.next()), (None, Some(written)));
         assert_eq!(target.list(), [A, B]);
+    }
+}
+
+/// R10: a restart that finds no key beside a unit does not know whether there were any.
+#[test]
+fn r10_keys_beside_a_unit_that_are_all_lost_are_told_so() {
+    let (mut source, mut target) = shards(Durability::None);
+    let seen = target.write(C);
+    let span = |start: &str, end: &str| KeyRange::Span { start: Key::from(start), end: Some(Key::from(end)) };
+    let by = UnitMove { unit: Unit::of_range(span(A, C)), ..by(1, 1) };
+    let last = copy(&mut source, &mut target, &by);
+    target.engine.unit_seal(NOW, &by, last).expect("all is there");
+    target.engine.unit_open(&by, Epoch(5)).expect("sealed");
+    target.log();
+    for _ in 0..2 {
+        target.crash(None);
+        let start = target.engine.current_all();
+        for range in [single(C), span(C, "/registry/pods/d"), prefix(PODS)] {
+            let feed = target.engine.feed_open(vec![range.clone()], Some(seen.next()));
+            let out = target.engine.feed_pull(feed, 1 << 20).expect("its first message");
+            assert_eq!(out.compacted, Some(start), "{range:?}");
+        }
+    }
+}
+
+/// R10: a store with a part of a ring has other keys of the same interval. What is lost of the part does not concern
+/// them.
+#[test]
+fn r10_a_key_outside_a_part_of_a_ring_has_no_gap_of_that_part() {
+    let (mut source, mut target) = shards(Durability::Buffered);
+    let bucket = RingHash::V1.bucket(b"a");
+    let part = UnitBuckets { prefix_len: PODS.len(), set: std::iter::once(bucket).collect() };
+    assert!(part.contain(A.as_bytes()) && !part.contain(B.as_bytes()), "the keys are in two buckets");
+    let by = UnitMove { unit: Unit { range: prefix(PODS), buckets: Some(part) }, ..by(1, 1) };
+    let (kept, other) = (source.write(A), target.write(B));
+    source.crash(Some(kept));
+    let start = source.engine.current_all();
+    let last = copy(&mut source, &mut target, &by);
+    target.engine.unit_seal(NOW, &by, last).expect("all is there");
+    target.engine.unit_open(&by, Epoch(5)).expect("sealed");
+    target.log();
+    for (key, gaps) in [(A, vec![Gap { after: kept, until: start }]), (B, vec![])] {
+        let feed = target.engine.feed_open(vec![single(key)], Some(kept.max(other).next()));
+        assert_eq!(target.engine.feed_pull(feed, 1 << 20).expect("its first message").gaps, gaps, "{key}");
     }
 }
 

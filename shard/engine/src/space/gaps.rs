@@ -1,13 +1,8 @@
 //! Gaps: revisions whose events may be lost (R10), and the refusal of reads in them.
 
-use kindred_partition_config::{
-    ids::Revision,
-    key::{Key, KeyRange},
-    kind::Located,
-    unit::Unit,
-};
+use kindred_partition_config::{ids::Revision, key::KeyRange, kind::Located, unit::Unit};
 
-use super::{Kind, Space, View};
+use super::{Space, View};
 use crate::{
     error::EngineError,
     types::{Gap, KindGap, gaps_of},
@@ -82,14 +77,16 @@ impl Space {
         self.gaps_of_range(range, &View::Now)
     }
 
-    /// The gaps of a range, as far as the view sees it. One record decides over a single key.
+    /// The gaps of a range, as far as the view sees it. A single key is in one unit or in none.
     fn gaps_of_range(&self, range: &KeyRange, view: &View) -> Vec<Gap> {
-        if let KeyRange::Single(key) = range
-            && let Some(record) = self.units.deciding(key)
-        {
-            return if view.sees(record) { record.gaps.clone() } else { Vec::new() };
+        let KeyRange::Single(key) = range else {
+            return self.gaps_of_unit(&Unit::of_range(range.clone()), view);
+        };
+        match self.units.deciding(key) {
+            Some(record) if view.sees(record) => record.gaps.clone(),
+            Some(_) => Vec::new(),
+            None => self.gaps_of_rest(range),
         }
-        self.gaps_of_unit(&Unit::of_range(range.clone()), view)
     }
 
     /// The gaps of a unit, as far as the view sees it.
@@ -98,45 +95,37 @@ impl Space {
         let visible = records.iter().filter(|record| view.sees(record));
         let mut gaps: Vec<Gap> = visible.flat_map(|record| record.gaps.iter().copied()).collect();
         for piece in &rest {
-            gaps.extend(self.gaps_of_rest(&piece.range, view));
+            gaps.extend(self.gaps_of_rest(&piece.range));
         }
         gaps.sort_unstable();
         gaps.dedup();
         gaps
     }
 
-    /// The gaps of keys that are in no unit. A Kind of which the shard has units and was asked for nothing else has
-    /// none: the shard owns nothing else of it (see [`Space::floor_of_unit`]).
-    fn gaps_of_rest(&self, range: &KeyRange, view: &View) -> Vec<Gap> {
+    /// The gaps of keys that are in no unit. They count although the shard has units of the Kind and seems to own nothing
+    /// else: a restart does not know whether there were keys that it lost.
+    fn gaps_of_rest(&self, range: &KeyRange) -> Vec<Gap> {
         if self.dense {
             return gaps_of(&self.gaps, b"");
         }
         if let Some(prefix) = self.only_kind(range) {
-            return self.gaps_of_kind(prefix, view);
+            return self.gaps_of_kind(prefix);
         }
         let mut gaps = gaps_of(&self.gaps, b"");
         if let KeyRange::Single(key) = range {
             if let Located::Pseudo { stem } = self.scheme.locate(key) {
-                gaps.extend(self.gaps_of_kind(&[stem, b"/"].concat(), view));
+                gaps.extend(self.gaps_of_kind(&[stem, b"/"].concat()));
             }
             return gaps;
         }
         let named = self.gaps.iter().map(|gap| &gap.kind).filter(|kind| !kind.is_empty());
         let overlapped = named.filter(|kind| range.overlaps(&KeyRange::prefix((*kind).clone())));
-        gaps.extend(overlapped.flat_map(|kind| self.gaps_of_kind(kind, view)));
+        gaps.extend(overlapped.flat_map(|kind| self.gaps_of_kind(kind)));
         gaps
     }
 
-    fn gaps_of_kind(&self, prefix: &[u8], view: &View) -> Vec<Gap> {
-        let Some(kind) = self.by_prefix.get(prefix).map(|id| self.kind(*id)) else {
-            return gaps_of(&self.gaps, prefix);
-        };
-        if self.limits(kind, view) { kind.gaps.clone() } else { Vec::new() }
-    }
-
-    fn limits(&self, kind: &Kind, view: &View) -> bool {
-        let all = KeyRange::Span { start: Key::copy_from(&kind.prefix), end: kind.end.clone() };
-        kind.asked
-            || !self.units.records.iter().any(|record| view.sees(record) && record.by.unit.overlaps(&all))
+    fn gaps_of_kind(&self, prefix: &[u8]) -> Vec<Gap> {
+        let kind = self.by_prefix.get(prefix).map(|id| self.kind(*id));
+        kind.map_or_else(|| gaps_of(&self.gaps, prefix), |kind| kind.gaps.clone())
     }
 }
