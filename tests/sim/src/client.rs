@@ -8,11 +8,13 @@ use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::{Key, KeyRange};
 
 use crate::history::{History, Times};
+use crate::meta::MetaStore;
 use crate::net::Net;
 use crate::router::{Fail, Router};
 use crate::topology::{KINDS, Topology};
 use crate::world::{MS, NATURE, SECOND, World, answer};
 
+pub mod admin;
 pub mod keeper;
 pub mod lister;
 pub mod watcher;
@@ -28,8 +30,14 @@ pub struct Clients {
     pub history: Rc<History>,
     /// Who serves what.
     pub topology: Rc<Topology>,
+    /// The meta store.
+    pub meta: Rc<MetaStore>,
     /// The routers that run now.
     pub routers: RefCell<Vec<Option<Rc<Router>>>>,
+    /// Operators move Kinds in this run.
+    pub moving: bool,
+    /// Stores restart in this run, and their disks fail.
+    pub restarting: bool,
     /// Clients that are not done.
     pub busy: Cell<usize>,
     /// The run ends: nobody begins anything.

@@ -4,10 +4,14 @@
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use kindred_engine::engine::Event;
-use kindred_partition_config::ids::{LeaseId, Revision};
+use kindred_partition_config::ids::{Epoch, LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::unit::Unit;
+use kindred_router_core::plan::Placement as _;
+use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 
 use crate::shard::files::{End, Modes};
@@ -65,6 +69,8 @@ pub struct Published {
     pub event: TruthEvent,
     /// When its store restarted without it.
     pub lost: Option<Order>,
+    /// Which store that was, and how its process had ended.
+    pub lost_in: Option<(StoreIx, End)>,
 }
 
 impl Published {
@@ -105,6 +111,19 @@ pub struct Current {
     pub current: Revision,
     /// The highest reading of its wall clock.
     pub held_micros: u64,
+}
+
+/// A unit that a store froze: the store shows nothing of it above its final revision, until it is thawed or for ever.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Freeze {
+    /// When.
+    pub order: Order,
+    /// By which store.
+    pub store: StoreIx,
+    /// What.
+    pub unit: Unit,
+    /// The final revision.
+    pub last: Revision,
 }
 
 /// When a request was where.
@@ -241,6 +260,8 @@ pub enum Told {
 pub struct FeedRecord {
     /// Nothing at or below belongs to it.
     pub after: Revision,
+    /// By which map.
+    pub generation: Epoch,
     /// What each store is asked for.
     pub parts: Vec<(StoreIx, Vec<KeyRange>)>,
     /// What it was told, in order.
@@ -365,7 +386,7 @@ pub struct Record {
     pub restarts: Vec<Restart>,
     /// Stores whose process has ended, and how.
     pub ended: BTreeMap<StoreIx, End>,
-    /// Up to where each store said at its last restart that it has every event of a Kind.
+    /// Up to where each store that is starting says that it has every event of a Kind.
     pub durable: BTreeMap<(StoreIx, usize), Revision>,
     /// Where what a store found contradicts what it says of it.
     pub contradictions: Vec<String>,
@@ -401,13 +422,54 @@ pub struct Record {
     pub waiting_at_end: Vec<LeaseId>,
     /// When the faults ended.
     pub calm_at: Micros,
-    /// Stores whose clock is out of bounds, and the stores of each Kind.
+    /// Stores whose clock is out of bounds.
     pub bad_stores: Vec<StoreIx>,
-    /// The stores of each Kind.
-    pub kind_stores: Vec<Vec<StoreIx>>,
+    /// The keys of each Kind.
+    pub kinds: Vec<KeyRange>,
+    /// Every map that was decided, with when; in the order of their generations.
+    pub maps: Vec<(Order, Arc<Routes>)>,
+    /// Every freeze of a unit.
+    pub freezes: Vec<Freeze>,
+    /// Moves that began.
+    pub moves: u64,
+    /// When all is quiet: moves that are not over, in words, and whether a store of theirs has a bad clock.
+    pub open_at_end: Vec<(String, bool)>,
+    /// When all is quiet: where stores own otherwise than the map says.
+    pub elsewhere_at_end: Vec<String>,
 }
 
 impl Record {
+    /// The stores of a Kind by the map that was in force then.
+    #[must_use]
+    pub fn stores_at(&self, kind: usize, order: Order) -> Vec<StoreIx> {
+        let then = self.maps.iter().rev().find(|(decided, _)| *decided < order).or(self.maps.first());
+        let Some((_, map)) = then else { return Vec::new() };
+        map.parts_of(&self.kinds[kind]).into_iter().flat_map(|part| part.stores).collect()
+    }
+
+    /// The stores that a Kind was ever on.
+    #[must_use]
+    pub fn stores_of(&self, kind: usize) -> Vec<StoreIx> {
+        let parts = self.maps.iter().flat_map(|(_, map)| map.parts_of(&self.kinds[kind]));
+        parts.flat_map(|part| part.stores).collect()
+    }
+
+    /// Whether this is what a store that has given keys of the read away, or is about to, answers: a read at a revision
+    /// that was settled before the switch is answered there too, and shows the final revision (R13, R15a).
+    #[must_use]
+    pub fn is_of_former_owner(&self, read: &Read, header: Revision) -> bool {
+        let Some(asked) = read.asked else { return false };
+        let mut freezes = self.freezes.iter().filter(|freeze| freeze.order < read.times.finished);
+        freezes
+            .any(|freeze| freeze.last == header && asked <= freeze.last && freeze.unit.overlaps(&read.range))
+    }
+
+    /// Whether the keys were on different stores at some time.
+    #[must_use]
+    pub fn were_apart(&self, one: &[u8], other: &[u8]) -> bool {
+        self.maps.iter().any(|(_, map)| map.store_of(one) != map.store_of(other))
+    }
+
     /// The highest revision that a store has shown or assigned.
     #[must_use]
     pub fn highest(&self, store: StoreIx) -> Revision {
@@ -422,13 +484,15 @@ impl Record {
 pub struct History {
     world: World,
     record: RefCell<Record>,
+    /// The events that are known.
+    known: RefCell<BTreeSet<(Revision, Vec<u8>)>>,
 }
 
 impl History {
     /// Nothing happened yet.
     #[must_use]
     pub fn new(world: &World) -> Rc<Self> {
-        Rc::new(Self { world: world.clone(), record: RefCell::default() })
+        Rc::new(Self { world: world.clone(), record: RefCell::default(), known: RefCell::default() })
     }
 
     /// What is written.
@@ -449,8 +513,8 @@ impl History {
         let record = &mut *self.write();
         record.starts.push((store, start));
         let Some(end) = record.ended.remove(&store) else { return };
-        let kept = |kind| record.durable.get(&(store, kind)).copied().unwrap_or(Revision(i64::MAX));
-        let kept = std::array::from_fn(kept);
+        let mut kept = |kind| record.durable.remove(&(store, kind)).unwrap_or(Revision(i64::MAX));
+        let kept = std::array::from_fn(&mut kept);
         record.restarts.push(Restart { order, at: self.world.now(), store, end, kept, start });
     }
 
@@ -459,60 +523,75 @@ impl History {
         self.write().ended.insert(store, how);
     }
 
-    /// The last event of a Kind that a store has published, or where it began; none before its first start.
+    /// Up to where a store has published what it has of a key: the last event of the Kind there or of the key anywhere, or
+    /// where the store began; none before its first start.
     #[must_use]
-    pub fn last_published(&self, store: StoreIx, kind: usize) -> Option<Revision> {
+    pub fn last_published(&self, store: StoreIx, kind: usize, key: &[u8]) -> Option<Revision> {
         let record = self.read();
-        let of = record.events.iter().filter(|event| event.store == store && event.kind == kind);
-        let first = record.starts.iter().find(|(of, _)| *of == store).map(|(_, start)| *start);
-        of.map(|event| event.event.revision).max().or(first)
+        let is_of = |of: &&Published| of.event.key == key || (of.store == store && of.kind == kind);
+        let of = record.events.iter().filter(is_of);
+        let first = record.starts.iter().find(|(of, _)| *of == store).map(|(_, start)| *start)?;
+        Some(of.map(|event| event.event.revision).max().unwrap_or(first))
     }
 
-    /// A store has restarted and says that it has every event of a Kind up to `durable`: published events behind that
-    /// are lost. What it found, the last write of each key, must agree with that.
-    pub fn lost(&self, store: StoreIx, kind: usize, durable: Revision, found: &BTreeMap<Vec<u8>, Revision>) {
-        let order = self.world.order();
-        let last = self.last_published(store, kind).unwrap_or(Revision::ZERO);
+    /// How a store's last process ended, if that is over.
+    #[must_use]
+    pub fn end(&self, store: StoreIx) -> Option<End> {
+        self.read().ended.get(&store).copied()
+    }
+
+    /// The owner of a key by the newest map.
+    #[must_use]
+    pub fn owner(&self, key: &[u8]) -> Option<StoreIx> {
+        self.read().maps.last().map(|(_, map)| map.store_of(key))
+    }
+
+    /// A store that restarted says that it has every event of a key of a Kind up to `kept`.
+    pub fn keeps(&self, store: StoreIx, kind: usize, kept: Revision) {
         let record = &mut *self.write();
-        let mut there: BTreeMap<&[u8], Option<Revision>> = BTreeMap::new();
-        let of = |event: &&mut Published| event.store == store && event.kind == kind && event.lost.is_none();
-        for published in record.events.iter_mut().filter(of) {
+        let of = record.durable.entry((store, kind)).or_insert(Revision(i64::MAX));
+        *of = kept.min(*of);
+    }
+
+    /// The owner of a key has restarted after this end and has every event of it up to `durable`: published events behind
+    /// that are lost. The last write that it found must agree with that.
+    pub fn lost(
+        &self,
+        (store, end): (StoreIx, End),
+        kind: usize,
+        key: &[u8],
+        durable: Revision,
+        found: Option<Revision>,
+    ) {
+        let order = self.world.order();
+        let last = self.last_published(store, kind, key).unwrap_or(Revision::ZERO);
+        let record = &mut *self.write();
+        let mut known = None;
+        for published in record.events.iter_mut().filter(|of| of.event.key == key && of.lost.is_none()) {
             let event = &published.event;
             if event.revision > durable {
-                self.world.note(format_args!(
-                    "s{} lost {} at {}",
-                    store.0,
-                    event.key.escape_ascii(),
-                    event.revision
-                ));
+                let key = event.key.escape_ascii();
+                self.world.note(format_args!("s{} lost {key} at {}", store.0, event.revision));
                 published.lost = Some(order);
+                published.lost_in = Some((store, end));
             } else {
-                there.insert(&published.event.key, Some(event.revision).filter(|_| !event.is_delete));
+                known = Some(event.revision).filter(|_| !event.is_delete);
             }
         }
         // What is behind the last published event was not published before the end, and will be now.
-        let published = |revision: &Revision| *revision <= last;
-        let wrong = there.iter().find(|(key, known)| {
-            let found = found.get(**key);
-            match (found, known) {
-                (Some(found), known) => published(found) && Some(*found) != **known,
-                // A deletion that was not published may have ended it.
-                (None, Some(_)) => durable <= last,
-                (None, None) => false,
-            }
-        });
-        let extra = found.iter().find(|(key, at)| published(at) && !there.contains_key(key.as_slice()));
-        let keys =
-            wrong.map(|(key, known)| (key.to_vec(), *known)).or(extra.map(|(key, _)| (key.clone(), None)));
-        if let Some((key, known)) = keys {
+        let wrong = match (found, known) {
+            (Some(found), known) => found <= last && Some(found) != known,
+            // A deletion that was not published may have ended it.
+            (None, Some(_)) => durable <= last,
+            (None, None) => false,
+        };
+        if wrong {
             record.contradictions.push(format!(
-                "store {} has all up to {durable}, but {} at {:?} instead of {known:?}",
+                "store {} has all up to {durable}, but {} at {found:?} instead of {known:?}",
                 store.0,
                 key.escape_ascii(),
-                found.get(&key)
             ));
         }
-        record.durable.insert((store, kind), durable);
     }
 
     /// A store has restarted with these leases of its own.
@@ -540,25 +619,45 @@ impl History {
         }
     }
 
-    /// A store made events visible.
-    pub fn published(&self, store: StoreIx, kind: usize, events: impl Iterator<Item = TruthEvent>) {
-        for event in events {
-            let order = self.world.order();
-            self.world.note(format_args!(
-                "s{} {} {} at {}",
-                store.0,
-                if event.is_delete { "deletes" } else { "puts" },
-                event.key.escape_ascii(),
-                event.revision
-            ));
-            self.write().events.push(Published { order, store, kind, event, lost: None });
+    /// Whether some store made this event visible before.
+    #[must_use]
+    pub fn knows(&self, event: &TruthEvent) -> bool {
+        self.known.borrow().contains(&(event.revision, event.key.clone()))
+    }
+
+    /// A map was decided.
+    pub fn decided(&self, routes: Arc<Routes>) {
+        let order = self.world.order();
+        let maps = &mut self.write().maps;
+        if maps.last().is_none_or(|(_, last)| last.generation() < routes.generation()) {
+            self.world.note(format_args!("map {:?} is decided", routes.generation()));
+            maps.push((order, routes));
         }
+    }
+
+    /// A store made an event visible.
+    pub fn published(&self, store: StoreIx, kind: usize, event: TruthEvent) {
+        let order = self.world.order();
+        let verb = if event.is_delete { "deletes" } else { "puts" };
+        let key = event.key.escape_ascii();
+        self.world.note(format_args!("s{} {verb} {key} at {}", store.0, event.revision));
+        self.known.borrow_mut().insert((event.revision, event.key.clone()));
+        self.write().events.push(Published { order, store, kind, event, lost: None, lost_in: None });
     }
 
     /// A store's current revision changed.
     pub fn current(&self, store: StoreIx, kind: usize, current: Revision, held_micros: u64) {
         let order = self.world.order();
         self.write().currents.push(Current { order, store, kind, current, held_micros });
+    }
+
+    /// A store holds this unit frozen.
+    pub fn frozen(&self, store: StoreIx, unit: &Unit, last: Revision) {
+        let freezes = &mut self.write().freezes;
+        if !freezes.iter().any(|known| (known.store, &known.unit, known.last) == (store, unit, last)) {
+            let order = self.world.order();
+            freezes.push(Freeze { order, store, unit: unit.clone(), last });
+        }
     }
 
     /// Whether a lease was granted by a store.

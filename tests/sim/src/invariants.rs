@@ -6,8 +6,11 @@ use std::fmt;
 use crate::history::Record;
 
 pub mod liveness;
+pub mod moves_end;
+pub mod owners_agree;
 pub mod r10_lost;
 pub mod r12_leases;
+pub mod r13_one_owner;
 pub mod r1_unique;
 pub mod r3_bounded;
 pub mod r4_current;
@@ -53,6 +56,9 @@ pub const ALL: &[(&str, Check)] = &[
     ("r9_durable", r9_durable::check),
     ("r10_lost", r10_lost::check),
     ("r12_leases", r12_leases::check),
+    ("r13_one_owner", r13_one_owner::check),
+    ("moves_end", moves_end::check),
+    ("owners_agree", owners_agree::check),
     ("watch_events", watch_events::check),
     ("liveness", liveness::check),
 ];

@@ -1,12 +1,12 @@
 //! Pure: routers, shards, their clocks and the network between them, simulated from a seed. What runs is the product: a
-//! shard's loop, and a router's feeds, watch streams, reads, deletes, leases and compactions. What is simulated is time,
+//! shard's loop, and a router's feeds, watch streams, reads, deletes, leases, compactions and moves. What is simulated is time,
 //! chance, and messages. One seed is one run, always the same.
 //!
 //! | module | what |
 //! | --- | --- |
 //! | [`world`] | virtual time, the scheduler, chance |
 //! | [`clocks`], [`net`] | wall clocks, links |
-//! | [`shard`], [`router`] | the processes |
+//! | [`shard`], [`router`], [`meta`] | the processes |
 //! | [`client`] | what clients do |
 //! | [`history`] | what happened |
 //! | [`invariants`] | what must hold, a file for each |
@@ -24,6 +24,7 @@ pub mod history;
 pub mod invariants;
 pub mod many;
 pub mod messages;
+pub mod meta;
 pub mod net;
 pub mod router;
 pub mod run;

@@ -4,7 +4,18 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::invariants::Violation;
 use crate::run::{Counts, Outcome, run};
+
+/// A run that panics has broken something, too.
+fn run_caught(seed: u64) -> Outcome {
+    std::panic::catch_unwind(|| run(seed, None)).unwrap_or_else(|_| {
+        let what = "see above".to_owned();
+        let violations = vec![Violation { invariant: "panic", what }];
+        let counts = Counts { seeds: 1, violations: 1, ..Counts::default() };
+        Outcome { seed, counts, log: Vec::new(), violations }
+    })
+}
 
 /// Runs seeds on so many threads; what they did together, and the first runs that broke something, by seed.
 #[must_use]
@@ -19,7 +30,7 @@ pub fn many(seeds: Range<u64>, threads: usize) -> (Counts, Vec<Outcome>) {
                     if seed >= seeds.end {
                         return;
                     }
-                    let outcome = run(seed, None);
+                    let outcome = run_caught(seed);
                     let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     all.0.add(&outcome.counts);
                     if !outcome.violations.is_empty() && all.1.len() < 20 {

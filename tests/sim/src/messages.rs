@@ -1,22 +1,25 @@
 //! What routers ask of shards, and what they get: `kindred.shard.v1` and etcd's API without their bytes.
 
-use kindred_engine::engine::{EndedLease, FeedOut, WatchOut, WatchSpec};
+use kindred_engine::engine::{EndedLease, FeedOut, WatchId, WatchOut, WatchSpec};
 use kindred_engine::error::EngineError;
 use kindred_engine::ops::{Op, OpAnswer, RangeAnswer, RangeQuery};
-use kindred_partition_config::ids::{LeaseId, Revision, Slot};
+use kindred_engine::units::NotOwned;
+use kindred_partition_config::ids::{Epoch, LeaseId, Revision, Slot};
 use kindred_partition_config::key::KeyRange;
+use kindred_proto::shard_v1 as pb;
+use tonic::Status;
 
 /// One call.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// A write or a txn; its answer at or above the hint.
-    Apply { op: Op, min_revision: Option<Revision> },
-    /// A read, with its hints.
-    Read { query: RangeQuery, min_revision: Option<Revision>, pin: bool },
-    /// The current revision, raised.
-    Raise { ranges: Vec<KeyRange>, to: Revision },
+    /// A write or a txn by this map; its answer at or above the hint.
+    Apply { op: Op, min_revision: Option<Revision>, generation: Epoch },
+    /// A read by this map, with its hints.
+    Read { query: RangeQuery, min_revision: Option<Revision>, pin: bool, generation: Epoch },
+    /// The current revision of what this map places there, raised.
+    Raise { ranges: Vec<KeyRange>, to: Revision, generation: Epoch },
     /// As above, pinned, and whether anything changed.
-    RaiseSince { ranges: Vec<KeyRange>, to: Revision, since: Revision },
+    RaiseSince { ranges: Vec<KeyRange>, to: Revision, since: Revision, generation: Epoch },
     /// Compacts.
     Compact { at: Revision },
     /// A lease of this store's own.
@@ -35,6 +38,34 @@ pub enum Request {
     LeaseForget { id: LeaseId },
     /// At the home: leases that are over and wait for other stores.
     LeasesEnded,
+    /// Of moves.
+    Unit(UnitRequest),
+}
+
+/// A call of a move: service `Units`.
+#[derive(Debug, Clone)]
+pub enum UnitRequest {
+    /// All units.
+    List,
+    /// Several calls.
+    Together(pb::UnitCalls),
+    /// News.
+    Tails(pb::TailsRequest),
+    /// Data.
+    Import(pb::ImportRequest),
+}
+
+/// The answer to one.
+#[derive(Debug, Clone)]
+pub enum UnitReply {
+    /// To List.
+    Listed(pb::UnitsListResponse),
+    /// To Together.
+    Together(pb::UnitAnswers),
+    /// To Tails.
+    Tails(pb::TailsResponse),
+    /// To Import.
+    Imported(pb::ImportResponse),
 }
 
 impl Request {
@@ -69,6 +100,8 @@ pub enum Reply {
     Done,
     /// Leases that are over.
     Ended(Vec<EndedLease>),
+    /// To a call of a move.
+    Unit(Result<UnitReply, Status>),
 }
 
 /// How a call fails.
@@ -91,6 +124,14 @@ pub enum StreamOut {
     Feed(FeedOut),
     /// Of a watch stream.
     Watch(Vec<WatchOut>),
+    /// The store does not own the keys of a watch.
+    WatchRefused(WatchId, Revision, NotOwned),
+    /// The stream is over, with this status.
+    Refused(Status),
+    /// A part of a copy; none at its end.
+    Copied(Option<pb::CopyResponse>),
+    /// A digest; none at the end.
+    Digest(Option<pb::VerifyResponse>),
     /// The stream is over.
     Broken,
 }
@@ -98,8 +139,12 @@ pub enum StreamOut {
 /// On a stream to a shard, in order.
 #[derive(Debug, Clone)]
 pub enum StreamIn {
-    /// Opens a feed.
-    Feed { ranges: Vec<KeyRange>, start: Revision },
+    /// Opens a feed by this map.
+    Feed { ranges: Vec<KeyRange>, start: Revision, generation: Epoch },
+    /// Asks for a copy of a unit.
+    Copy(pb::CopyRequest),
+    /// Asks for the digests of a unit.
+    Verify(pb::VerifyRequest),
     /// Raises the feed.
     Advance(Revision),
     /// Adds a watch.

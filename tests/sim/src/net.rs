@@ -147,6 +147,24 @@ impl Net {
         }
     }
 
+    /// One call that is sent once, and waited for so long.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn once(
+        &self,
+        router: usize,
+        store: StoreIx,
+        request: Request,
+        limit: Micros,
+    ) -> Result<Reply, CallError> {
+        if !self.is_up(router, store) {
+            return Err(CallError::Down);
+        }
+        let sent = self.world.within(limit, self.send(router, store, request)).await;
+        sent.unwrap_or(Err(CallError::Lost))
+    }
+
     async fn send(&self, router: usize, store: StoreIx, request: Request) -> Result<Reply, CallError> {
         let link = &self.links[router][store.0];
         let (broken, breaks) = answer();

@@ -13,6 +13,7 @@ use kindred_router_core::store::{Member, StoreIx, StoreKind};
 
 use crate::history::History;
 use crate::messages::{CallError, Reply, Request};
+use crate::meta::MetaStore;
 use crate::net::Net;
 use crate::sabotage::Sabotage;
 use crate::topology::Topology;
@@ -22,9 +23,13 @@ pub mod compact;
 pub mod feed;
 pub mod feeds;
 pub mod leases;
+pub mod moves;
 pub mod one;
 pub mod reads;
+pub mod routes;
 pub mod session;
+
+pub use session::Session;
 
 /// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,8 +69,11 @@ pub struct Router {
     pub at: usize,
     /// Which life.
     pub life: Life,
-    /// Who serves what.
+    /// The stores, and the first map.
     pub topology: Rc<Topology>,
+    /// The meta store.
+    pub meta: Rc<MetaStore>,
+    known: routes::Known,
     /// What it has shown.
     pub shown: ShownRevisions,
     /// Which lease is known where.
@@ -89,7 +97,7 @@ impl Router {
         world: &World,
         net: &Rc<Net>,
         at: usize,
-        topology: &Rc<Topology>,
+        (topology, meta): (&Rc<Topology>, &Rc<MetaStore>),
         history: &Rc<History>,
         sabotage: Option<Sabotage>,
     ) -> Rc<Self> {
@@ -101,6 +109,8 @@ impl Router {
             at,
             life,
             topology: topology.clone(),
+            meta: meta.clone(),
+            known: routes::Known::new(meta.cached(at)),
             shown: ShownRevisions::new(RevisionScope::Kind),
             leases: Leases::default(),
             owed: RefCell::default(),
@@ -116,6 +126,7 @@ impl Router {
         }
         let this = router.clone();
         world.spawn(life, async move { this.settle_compactions().await });
+        router.start_moves();
         router
     }
 
@@ -143,21 +154,10 @@ impl Router {
         (0..self.topology.slots.len()).map(StoreIx)
     }
 
-    /// What a read of a Kind asks for at least.
-    fn min_revision(&self, kind: usize) -> Revision {
-        if self.is(Sabotage::ForgetfulRouter) {
-            return Revision::ZERO;
-        }
-        self.shown.of(&self.spread(kind))
-    }
-
+    /// The Kind, if it is on several stores.
     fn spread(&self, kind: usize) -> Vec<kindred_partition_config::kind::KindPrefix> {
         use kindred_router_core::plan::Placement;
-        self.topology.routes.spread_in(&self.topology.kind_range(kind))
-    }
-
-    fn show(&self, kind: usize, revision: Revision) {
-        self.shown.show(&self.spread(kind), revision);
+        self.routes().spread_in(&self.topology.kind_range(kind))
     }
 
     /// Its sessions, feeds and tasks end.

@@ -5,20 +5,22 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
 use kindred_partition_config::model::Durability;
-use kindred_router_core::plan::Placement;
 use kindred_router_core::store::StoreIx;
 
 use crate::client::{self, Clients};
 use crate::clocks::{WallClock, Weather};
 use crate::history::{Heard, History, Record};
 use crate::invariants::{self, Violation};
+use crate::meta::MetaStore;
 use crate::net::Net;
 use crate::router::Router;
 use crate::sabotage::Sabotage;
 use crate::shard::Shard;
 use crate::shard::files::{End, Files};
-use crate::topology::{KINDS, Topology};
+use crate::topology::{KEYS_MAX, KINDS, Topology};
 use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
+
+mod end;
 
 /// Clients are done by then, or are not waited for.
 const BUSY_MAX: Micros = 40 * SECOND;
@@ -45,6 +47,10 @@ pub struct Counts {
     pub delivered: u64,
     /// Promises on watch streams.
     pub progress: u64,
+    /// Moves begun.
+    pub moves: u64,
+    /// Maps decided.
+    pub maps: u64,
     /// Links cut, shards stalled or restarted, routers killed, clocks set.
     pub faults: u64,
     /// Breaches.
@@ -61,6 +67,8 @@ impl Counts {
         self.watches += other.watches;
         self.delivered += other.delivered;
         self.progress += other.progress;
+        self.moves += other.moves;
+        self.maps += other.maps;
         self.faults += other.faults;
         self.violations += other.violations;
     }
@@ -68,11 +76,23 @@ impl Counts {
 
 impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { seeds, steps, events, lists, watches, delivered, progress, faults, violations } = self;
+        let Self {
+            seeds,
+            steps,
+            events,
+            lists,
+            watches,
+            delivered,
+            progress,
+            moves,
+            maps,
+            faults,
+            violations,
+        } = self;
         write!(
             f,
             "sim: seeds={seeds} steps={steps} events={events} lists={lists} watches={watches} delivered={delivered} \
-             progress={progress} faults={faults} violations={violations}"
+             progress={progress} moves={moves} maps={maps} faults={faults} violations={violations}"
         )
     }
 }
@@ -135,27 +155,27 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         let mut record = history.write();
         record.modes = modes;
         record.bad_stores = bad.into_iter().map(StoreIx).collect();
-        let stores_of = |kind| {
-            let parts = topology.routes.parts_of(&topology.kind_range(kind));
-            let mut stores: Vec<_> = parts.into_iter().flat_map(|part| part.stores).collect();
-            stores.sort_unstable();
-            stores.dedup();
-            stores
-        };
-        record.kind_stores = (0..KINDS).map(stores_of).collect();
+        record.kinds = (0..KINDS).map(|kind| topology.kind_range(kind)).collect();
     }
     let net = Rc::new(Net::new(world.clone(), 2, shards.clone()));
-    let routers = (0..2).map(|at| Some(Router::start(&world, &net, at, &topology, &history, sabotage)));
+    let meta = MetaStore::new(&world, &history, &topology.state, 2);
+    let routers =
+        (0..2).map(|at| Some(Router::start(&world, &net, at, (&topology, &meta), &history, sabotage)));
+    let routers = RefCell::new(routers.collect());
+    let moving = world.chance(50);
     let clients = Rc::new(Clients {
         world: world.clone(),
         net: net.clone(),
         history: history.clone(),
         topology: topology.clone(),
-        routers: RefCell::new(routers.collect()),
+        meta: meta.clone(),
+        routers,
+        moving,
+        restarting: !moving || (modes.is_some() && world.chance(50)),
         busy: Cell::new(0),
         over: Cell::new(false),
         seen: RefCell::new(vec![Vec::new(); KINDS]),
-        keys: *world.pick(&[4, 12, 30]),
+        keys: *world.pick(&[4, 12, KEYS_MAX]),
     });
     start_clients(&clients);
     let faults = Rc::new(Cell::new(0));
@@ -173,17 +193,19 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         world.run_until(world.now() + 100 * MS);
     }
     net.calm_down();
+    meta.calm_down();
     for at in 0..2 {
         let stopped = clients.routers.borrow()[at].is_none();
         if stopped {
             clients.routers.borrow_mut()[at] =
-                Some(Router::start(&world, &net, at, &topology, &history, sabotage));
+                Some(Router::start(&world, &net, at, (&topology, &meta), &history, sabotage));
         }
     }
     world.note(format_args!("calm"));
     history.write().calm_at = world.now();
     world.run_until(world.now() + SETTLE);
     note_end(&history, &shards);
+    end::note(&history, &meta, &shards);
 
     let mut violations = invariants::check(&history.read());
     if world.steps() >= STEPS_MAX {
@@ -223,6 +245,9 @@ fn start_clients(clients: &Rc<Clients>) {
     if world.chance(50) {
         clients.start(client::keeper::compactions(clients.clone(), amount / 2));
     }
+    if clients.moving {
+        clients.start(client::admin::run(clients.clone(), amount / 2));
+    }
 }
 
 /// Faults, one after another, until the clients are done.
@@ -243,7 +268,8 @@ async fn make_trouble(
         faults.set(faults.get() + 1);
         let (router, store) = (clients.any_router(), world.index(shards.len()));
         let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
-        match world.below(15) {
+        match world.below(16) {
+            15 => clients.meta.lose(world.chance(50).then_some(router), how_long),
             0..=3 => {
                 world.note(format_args!("r{router} loses s{store} for {how_long}"));
                 clients.net.cut(router, store);
@@ -258,18 +284,19 @@ async fn make_trouble(
                 shards[store].wall.step(world);
                 world.note(format_args!("the clock of s{store} is set"));
             }
-            10..=12 => {
+            10..=12 if clients.restarting => {
                 let fair = weather == Weather::Fair;
                 let end = match clients.history.read().modes {
                     Some(_) => *world.pick(&[End::Clean, End::Killed, End::PowerLoss, End::PowerLoss]),
                     None => End::DiskLost,
                 };
-                let end = if fair && world.chance(20) { End::DiskLost } else { end };
+                // Who loses a disk loses what it knows of moves; its operator replaces the store (R14).
+                let end = if fair && !clients.moving && world.chance(20) { End::DiskLost } else { end };
                 if shards[store].runs() && (fair || end != End::DiskLost) {
                     restart(&clients, store, end, how_long);
                 }
             }
-            13..=14 => {
+            13..=14 if clients.restarting => {
                 let Some(files) = shards[store].files.as_ref().filter(|_| shards[store].runs()) else {
                     continue;
                 };
@@ -286,8 +313,8 @@ async fn make_trouble(
                 if clients.over.get() {
                     return;
                 }
-                let again =
-                    Router::start(world, &clients.net, router, &clients.topology, &clients.history, sabotage);
+                let around = (&clients.topology, &clients.meta);
+                let again = Router::start(world, &clients.net, router, around, &clients.history, sabotage);
                 clients.routers.borrow_mut()[router] = Some(again);
             }
         }
@@ -322,10 +349,8 @@ fn restart(clients: &Rc<Clients>, store: usize, end: End, how_long: Micros) {
 
 fn note_end(history: &History, shards: &[Rc<Shard>]) {
     for shard in shards {
-        let leased = shard.leased_keys();
         let (live, waiting) = shard.home_leases();
         let mut record = history.write();
-        record.leased_at_end.extend(leased.into_iter().map(|(key, lease)| (shard.index, key, lease)));
         record.leases_at_end.extend(live);
         record.waiting_at_end.extend(waiting);
     }
@@ -345,6 +370,8 @@ fn counts(world: &World, record: &Record, faults: u64, violations: usize) -> Cou
         watches: record.streams.iter().map(|stream| stream.creates.len() as u64).sum(),
         delivered: heard().map(events).sum(),
         progress: heard().filter(|heard| matches!(heard, Heard::Progress { .. })).count() as u64,
+        moves: record.moves,
+        maps: record.maps.len() as u64 - 1,
         faults,
         violations: violations as u64,
     }

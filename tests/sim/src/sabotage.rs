@@ -35,4 +35,10 @@ pub enum Sabotage {
     WeakModes,
     /// Routers do not hear what stores have lost (R10).
     NoGaps,
+    /// A unit is served again by its old owner while it is decided that another one has it (R13, R15).
+    EarlyUnfreeze,
+    /// Nobody takes over the moves of a router that died.
+    NoTakeover,
+    /// A decision is recorded of the move, and its map is not (R15).
+    LostMap,
 }

@@ -11,15 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
-use kindred_engine::engine::{
-    EndedLease, Engine, EngineConfig, PinId, RevisionMode, StreamId, WatchOut, WatchSpec,
-};
+use kindred_engine::engine::{EndedLease, Engine, EngineConfig, PinId, RevisionMode};
 use kindred_engine::error::EngineError;
 use kindred_engine::ops::{Contents, RangeQuery, RevisionFilter};
 use kindred_engine::trust::ClockTrust;
-use kindred_engine::version::Version;
-use kindred_partition_config::ids::{LeaseId, Revision, SLOT_BITS, Slot};
-use kindred_partition_config::key::KeyRange;
+use kindred_engine::units::UnitState;
+use kindred_partition_config::ids::{Epoch, LeaseId, Revision, SLOT_BITS, Slot};
+use kindred_partition_config::key::{Key, KeyRange};
 use kindred_router_core::store::StoreIx;
 use kindred_shard::apply_loop::call::{self, CoreCall as _};
 use kindred_shard::apply_loop::{ApplyLoop, Raise, RaiseSince};
@@ -28,9 +26,11 @@ use kindred_shard::core::{Core, CoreSettings, Sizes};
 use kindred_shard::durability::Logs;
 use kindred_shard::etcd_status::KvError;
 use kindred_shard::handle::{self, Handle};
-use kindred_shard::read_hints::ReadHints;
+use kindred_shard::internal::units::UnitService;
+use kindred_shard::read_hints::{ReadHints, checked};
 use kindred_wal::{Driven, Stepped};
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::clocks::WallClock;
 use crate::history::{History, LeaseStep, TruthEvent};
@@ -42,6 +42,8 @@ use crate::world::{Life, Micros, SECOND, World};
 
 pub mod files;
 mod streams;
+mod truth;
+mod units;
 
 use self::files::{End, Files, Modes};
 
@@ -79,6 +81,9 @@ pub struct Shard {
     /// Its files, and which Kinds they keep; none for a shard that keeps nothing.
     pub files: Option<Files>,
     process: RefCell<Option<Rc<Process>>>,
+    /// Keys of which it is not decided what restarts have lost, because they are frozen: the Kind, and the worst end
+    /// since they were frozen. The other store of their move has them, too.
+    undecided: RefCell<BTreeMap<Key, (usize, End)>>,
     /// It does nothing until then.
     stalled_until: Cell<Micros>,
     sabotage: Option<Sabotage>,
@@ -95,7 +100,9 @@ struct Process {
     leases: LeaseNotes,
     streams: RefCell<Vec<Rc<streams::Inbox>>>,
     /// Watches of all Kinds, which tell what is published.
-    truth: RefCell<Vec<StreamId>>,
+    truth: truth::Watches,
+    /// What moves ask of it.
+    units: UnitService,
     /// What each Kind showed last, as recorded.
     shown: RefCell<Vec<Revision>>,
     /// When its next turn comes, if that is planned.
@@ -125,6 +132,7 @@ impl Shard {
             times: Arc::new(Times::default()),
             files: modes.map(|modes| Files::new(world, *modes)),
             process: RefCell::default(),
+            undecided: RefCell::default(),
             stalled_until: Cell::new(0),
             sabotage,
             kinds: (0..KINDS).map(|kind| topology.kind_range(kind)).collect(),
@@ -164,9 +172,14 @@ impl Shard {
         if restarted {
             self.note_losses(&mut core);
         }
-        let truth = (0..KINDS).map(|kind| self.watch_all(&mut core.engine, kind)).collect();
+        let published =
+            |kind, key: &Key| self.history.last_published(self.index, kind, key).map(Revision::next);
+        let truth = truth::Watches::new(&mut core.engine, self.topology.keys(), published);
         self.history.started(self.index, core.engine.current_all());
         let (handle, apply_loop) = handle::unspawned(core, logs, PROGRESS_INTERVAL);
+        let starts = self.history.read().starts.iter().filter(|(store, _)| *store == self.index).count();
+        let incarnation = u64::try_from(starts).unwrap_or(u64::MAX);
+        let units = UnitService::over(handle.clone(), CancellationToken::new(), incarnation);
         let process = Rc::new(Process {
             life: self.world.born(),
             handle,
@@ -174,7 +187,8 @@ impl Shard {
             jobs,
             leases: LeaseNotes::default(),
             streams: RefCell::default(),
-            truth: RefCell::new(truth),
+            truth,
+            units,
             shown: RefCell::new(vec![Revision::ZERO; KINDS]),
             planned: Cell::new(None),
             working: Cell::new(None),
@@ -242,42 +256,54 @@ impl Shard {
         }
     }
 
-    /// Writes down which of the published events the start did not find.
+    /// Writes down which of the published events the start did not find, of the keys that are this store's.
     fn note_losses(&self, core: &mut Core) {
-        let end = self.history.read().ended.get(&self.index).copied();
         let engine = &mut core.engine;
-        for kind in 0..KINDS {
-            let found = self.versions(engine, kind);
-            let durable = match end {
-                Some(End::DiskLost) => Revision::ZERO,
-                _ => self.durable(engine, kind),
-            };
-            self.history.lost(self.index, kind, durable, &found);
+        let end = self.history.end(self.index).expect("a process has ended before the next one starts");
+        let mut before = self.undecided.take();
+        for (kind, key) in self.topology.keys() {
+            if self.history.owner(&key) != Some(self.index) {
+                continue;
+            }
+            let end = before.remove(&key).map_or(end, |(_, before)| end.max(before));
+            let durable = self.durable(engine, kind, &key);
+            self.history.keeps(self.index, kind, durable);
+            if engine.owns_to_write(&KeyRange::Single(key.clone()), None).is_ok() {
+                self.history.lost((self.index, end), kind, &key, durable, found(engine, &key));
+            } else {
+                self.undecided.borrow_mut().insert(key, (kind, end));
+            }
         }
         self.history.leases_found(self.index, &engine.leases());
     }
 
-    /// The revision up to which the start says that it has every event of a Kind.
-    fn durable(&self, engine: &mut Engine, kind: usize) -> Revision {
-        let start = self.history.last_published(self.index, kind).map(Revision::next);
-        let feed = engine.feed_open(vec![self.kinds[kind].clone()], start);
+    /// Writes the same down of keys of which it was not decided at the start: the store serves them again, or another one
+    /// does, which has all of them.
+    fn note_late_losses(&self, engine: &mut Engine) {
+        self.undecided.borrow_mut().retain(|key, (kind, end)| {
+            if self.history.owner(key) != Some(self.index) {
+                return false;
+            }
+            let serves = engine.owns_to_write(&KeyRange::Single(key.clone()), None).is_ok();
+            if serves {
+                let durable = self.durable(engine, *kind, key);
+                self.history.lost((self.index, *end), *kind, key, durable, found(engine, key));
+            }
+            !serves
+        });
+    }
+
+    /// The revision up to which the process says that it has every event of a key.
+    fn durable(&self, engine: &mut Engine, kind: usize, key: &Key) -> Revision {
+        if self.history.end(self.index) == Some(End::DiskLost) {
+            return Revision::ZERO;
+        }
+        let start = self.history.last_published(self.index, kind, key).map(Revision::next);
+        let feed = engine.feed_open(vec![KeyRange::Single(key.clone())], start);
         let gaps = engine.feed_pull(feed, usize::MAX).map(|out| out.gaps).unwrap_or_default();
         engine.feed_close(feed);
         let new = gaps.iter().filter(|gap| start.is_none_or(|start| gap.until > start));
         new.map(|gap| gap.after).min().unwrap_or(Revision(i64::MAX))
-    }
-
-    /// Each key of a Kind with the revision of its last write.
-    fn versions(&self, engine: &mut Engine, kind: usize) -> BTreeMap<Vec<u8>, Revision> {
-        let all = engine.range(&everything(&self.kinds[kind]));
-        let kvs = all.map(|answer| answer.kvs).unwrap_or_default();
-        kvs.iter().map(|kv| (kv.key().to_vec(), kv.mod_revision())).collect()
-    }
-
-    /// A watch of a Kind from the first event that was not published before.
-    fn watch_all(&self, engine: &mut Engine, kind: usize) -> StreamId {
-        let published = self.history.last_published(self.index, kind);
-        watch_from(engine, &self.kinds[kind], published.map(Revision::next))
     }
 
     // ---- from outside
@@ -305,7 +331,8 @@ impl Shard {
             let (shard, process, served) = (self.clone(), process.clone(), inbox.clone());
             process.streams.borrow_mut().push(inbox.clone());
             self.world.spawn(process.life, async move {
-                shard.driving(&process, streams::serve(&shard.world, &process.handle, &served)).await;
+                let of = (&process.handle, &process.units);
+                shard.driving(&process, streams::serve(&shard.world, of, &served)).await;
                 process.streams.borrow_mut().retain(|other| !Rc::ptr_eq(other, &served));
                 shard.plan_soon(&process);
             });
@@ -375,6 +402,7 @@ impl Shard {
         let core = apply_loop.core();
         self.note_published(process, core);
         self.note_currents(process, core);
+        self.note_freezes(core);
         self.note_leases(process, core, &before);
         let next = apply_loop.next_timer().saturating_duration_since(apply_loop.core().clock.now());
         let next = Micros::try_from(next.as_micros()).unwrap_or(SECOND);
@@ -435,26 +463,14 @@ impl Shard {
     }
 
     fn note_published(&self, process: &Process, core: &mut Core) {
-        for (kind, truth) in process.truth.borrow_mut().iter_mut().enumerate() {
-            loop {
-                let said = core.engine.watch_pull(*truth, usize::MAX);
-                if said.is_empty() {
-                    break;
-                }
-                for out in said {
-                    match out {
-                        WatchOut::Events { events, .. } => {
-                            self.history.published(self.index, kind, events.iter().map(TruthEvent::of));
-                        }
-                        // What lay there is lost: the events go on behind the gap.
-                        WatchOut::Compacted { floor, .. } => {
-                            *truth = watch_from(&mut core.engine, &self.kinds[kind], Some(floor));
-                        }
-                        _ => {}
-                    }
-                }
+        self.note_late_losses(&mut core.engine);
+        process.truth.pull(&mut core.engine, |kind, event| {
+            let event = TruthEvent::of(event);
+            // What is imported was published where it was.
+            if !self.history.knows(&event) {
+                self.history.published(self.index, kind, event);
             }
-        }
+        });
     }
 
     fn note_currents(&self, process: &Process, core: &mut Core) {
@@ -466,6 +482,14 @@ impl Shard {
             if std::mem::replace(shown, current) != current {
                 let held = self.wall.highest(self.world.now());
                 self.history.current(self.index, kind, current, held);
+            }
+        }
+    }
+
+    fn note_freezes(&self, core: &Core) {
+        for record in core.engine.unit_records() {
+            if let UnitState::Frozen { last } = record.state {
+                self.history.frozen(self.index, &record.by.unit, last);
             }
         }
     }
@@ -490,30 +514,37 @@ impl Shard {
 
     async fn answer(&self, process: &Process, request: Request) -> Result<Reply, KvError> {
         let (handle, pins) = (&process.handle, self.sabotage != Some(Sabotage::NoPins));
-        let hints = |min_revision| ReadHints { min_revision, ..ReadHints::default() };
+        let hints = |min_revision, generation: Epoch| {
+            let generation = checked(generation.0);
+            ReadHints { min_revision, generation, ..ReadHints::default() }
+        };
         match request {
-            Request::Apply { op, min_revision } => {
-                Ok(Reply::Applied(handle.apply(op, hints(min_revision)).await?))
+            Request::Apply { op, min_revision, generation } => {
+                Ok(Reply::Applied(handle.apply(op, hints(min_revision, generation)).await?))
             }
-            Request::Read { query, min_revision, pin } => {
-                let hints = ReadHints { pin: (pin && pins).then_some(UNRELEASED), ..hints(min_revision) };
+            Request::Read { query, min_revision, pin, generation } => {
+                let pin = (pin && pins).then_some(UNRELEASED);
+                let hints = ReadHints { pin, ..hints(min_revision, generation) };
                 Ok(Reply::Read(handle.range(query, hints).await?))
             }
             Request::Compact { at } => Ok(Reply::Compacted(handle.compact(at, false).await?)),
-            Request::Raise { ranges, to } => {
-                let raise = Raise { ranges: ranges.clone(), to, generation: None };
-                let call = call::Raised { ranges, to, generation: None };
+            Request::Raise { ranges, to, generation } => {
+                let generation = checked(generation.0);
+                let raise = Raise { ranges: ranges.clone(), to, generation };
+                let call = call::Raised { ranges, to, generation };
                 let current = handle.call_raised(raise, call).await??;
                 Ok(Reply::Raised { current, changed: true })
             }
-            Request::RaiseSince { ranges, to, since } => {
+            Request::RaiseSince { ranges, to, since, generation } => {
                 let pin = pins.then_some(UNRELEASED);
-                let asked = RaiseSince { ranges, to, since, pin, generation: None };
+                let generation = checked(generation.0);
+                let asked = RaiseSince { ranges, to, since, pin, generation };
                 let first = asked.first();
                 let (current, changed) = handle.call_raised(first, call::RaisedSince { asked }).await??;
                 let changed = changed && self.sabotage != Some(Sabotage::NothingChanges);
                 Ok(Reply::Raised { current, changed })
             }
+            Request::Unit(request) => Ok(Reply::Unit(units::answer(&process.units, request).await)),
             request => answer_of_leases(process, request).await,
         }
     }
@@ -533,16 +564,14 @@ impl Shard {
 
     // ---- for the end of a run
 
-    /// The keys that carry leases, with those.
-    #[must_use]
-    pub fn leased_keys(&self) -> Vec<(Vec<u8>, LeaseId)> {
-        let of = |engine: &mut Engine| {
-            let answers = self.kinds.iter().filter_map(|kind| engine.range(&everything(kind)).ok());
-            let kvs: Vec<_> = answers.flat_map(|answer| answer.kvs).collect();
-            let leased = |kv: &Version| Some((kv.key().to_vec(), LeaseId::from_wire(kv.lease())?));
-            kvs.iter().filter_map(leased).collect()
-        };
-        self.engine(of).unwrap_or_default()
+    /// What holds units here.
+    ///
+    /// # Panics
+    /// When no process runs.
+    pub fn engine<T>(&self, look: impl FnOnce(&mut Engine) -> T) -> T {
+        let process = self.process().expect("the run brings every store back");
+        let mut running = process.apply_loop.borrow_mut();
+        look(&mut running.as_mut().expect("it runs").core().engine)
     }
 
     /// Leases at home here, and those over that still wait.
@@ -551,13 +580,7 @@ impl Shard {
         let of = |engine: &mut Engine| {
             (engine.leases(), engine.leases_ended().into_iter().map(|lease| lease.id).collect())
         };
-        self.engine(of).unwrap_or_default()
-    }
-
-    fn engine<T>(&self, of: impl FnOnce(&mut Engine) -> T) -> Option<T> {
-        let process = self.process()?;
-        let mut running = process.apply_loop.borrow_mut();
-        Some(of(&mut running.as_mut()?.core().engine))
+        self.engine(of)
     }
 
     /// Panics when the engine is not as it must be.
@@ -653,33 +676,19 @@ fn core_settings(topology: &Topology, slot: Slot) -> CoreSettings {
     }
 }
 
-fn everything(kind: &KeyRange) -> RangeQuery {
-    RangeQuery {
-        range: kind.clone(),
+/// The revision of the last write of a key.
+fn found(engine: &mut Engine, key: &Key) -> Option<Revision> {
+    let query = RangeQuery {
+        range: KeyRange::Single(key.clone()),
         revision: None,
         limit: 0,
         sort: None,
         contents: Contents::Whole,
         count_only: false,
         filter: RevisionFilter::default(),
-    }
-}
-
-fn watch_from(engine: &mut Engine, range: &KeyRange, start: Option<Revision>) -> StreamId {
-    let stream = engine.watch_open();
-    let spec = WatchSpec {
-        range: range.clone(),
-        start,
-        id: None,
-        prev_kv: true,
-        no_put: false,
-        no_delete: false,
-        progress_notify: false,
-        fragment: false,
     };
-    let created = engine.watch_create(stream, spec);
-    debug_assert!(created.is_ok(), "a new stream has no watch");
-    stream
+    let answer = engine.range(&query).ok()?;
+    answer.kvs.first().map(|kv| kv.mod_revision())
 }
 
 fn refused(error: KvError) -> CallError {

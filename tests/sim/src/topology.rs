@@ -2,14 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use kindred_partition_config::ids::Slot;
+use kindred_partition_config::ids::{ClusterId, Lineage, Slot};
 use kindred_partition_config::key::{Key, KeyRange};
 use kindred_partition_config::kind::{KindPrefix, KindScheme};
-use kindred_partition_config::map::PartitionMap;
 use kindred_partition_config::parse::parse_config;
-use kindred_partition_config::validate::validate;
+use kindred_partition_config::state::ClusterState;
+use kindred_router::meta::take;
 use kindred_router_core::routes::Routes;
-use kindred_router_core::store::{StoreIx, StoreKind};
 
 /// How many Kinds there are: nodes, pods, leases.
 pub const KINDS: usize = 3;
@@ -20,11 +19,16 @@ pub const PODS: usize = 1;
 /// On a ring.
 pub const LEASES: usize = 2;
 
+/// The most keys of a Kind.
+pub const KEYS_MAX: usize = 30;
+
 const NAMES: [&str; KINDS] = ["minions", "pods", "leases"];
 
-/// A map and its stores.
+/// The first map and its stores.
 pub struct Topology {
-    /// The map as requests see it.
+    /// The cluster's first state.
+    pub state: Arc<ClusterState>,
+    /// The first map as requests see it.
     pub routes: Arc<Routes>,
     /// Which key is of which Kind.
     pub scheme: KindScheme,
@@ -35,7 +39,7 @@ pub struct Topology {
 
 /// What is parsed once.
 struct Parsed {
-    map: PartitionMap,
+    state: Arc<ClusterState>,
     scheme: KindScheme,
     slots: Vec<Slot>,
     kinds: Vec<KindPrefix>,
@@ -69,14 +73,16 @@ fn config(stores: usize) -> String {
 
 fn parse(stores: usize) -> Parsed {
     let config = parse_config(&config(stores)).expect("the configuration above is YAML");
-    let checked = validate(&config).expect("the configuration above is right");
+    let state = ClusterState::bootstrap(&config).expect("the configuration above is right");
+    let state = state.founded(ClusterId(7), &Lineage("sim".to_owned()));
+    let scheme = state.scheme();
     let slots = (1..=stores).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?)).collect();
     let kind = |name: &&str| {
         let prefix = format!("/registry/{name}/");
-        checked.scheme.kind_of(format!("{prefix}x").as_bytes()).expect("a Kind's prefix")
+        scheme.kind_of(format!("{prefix}x").as_bytes()).expect("a Kind's prefix")
     };
     let kinds = NAMES.iter().map(kind).collect();
-    Parsed { map: checked.map, scheme: checked.scheme, slots, kinds }
+    Parsed { state: Arc::new(state), scheme, slots, kinds }
 }
 
 impl Topology {
@@ -85,9 +91,9 @@ impl Topology {
     pub fn new(stores: usize) -> Self {
         static PARSED: [OnceLock<Parsed>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
         let parsed = PARSED[stores - 2].get_or_init(|| parse(stores));
-        let names = (0..stores).map(|store| (format!("s{store}"), StoreKind::Shard)).collect();
         Self {
-            routes: Arc::new(Routes::new(parsed.map.clone(), parsed.scheme.clone(), names, StoreIx(0))),
+            state: parsed.state.clone(),
+            routes: Arc::new(take::routes(&parsed.state)),
             scheme: parsed.scheme.clone(),
             slots: parsed.slots.clone(),
             kinds: parsed.kinds.clone(),
@@ -106,10 +112,22 @@ impl Topology {
         &self.kinds[kind]
     }
 
+    /// The name of a Kind, as operators write it.
+    #[must_use]
+    pub fn kind_name(&self, kind: usize) -> &'static str {
+        ["nodes", "pods", "leases.coordination.k8s.io"][kind]
+    }
+
     /// Whose key it is.
     #[must_use]
     pub fn kind_of(&self, key: &[u8]) -> usize {
         self.kinds.iter().position(|kind| key.starts_with(kind.as_key())).unwrap_or(NODES)
+    }
+
+    /// All keys that clients use, each with its Kind.
+    #[must_use]
+    pub fn keys(&self) -> Vec<(usize, Key)> {
+        (0..KINDS).flat_map(|kind| (0..KEYS_MAX).map(move |number| (kind, self.key(kind, number)))).collect()
     }
 
     /// A key of a Kind, of few.

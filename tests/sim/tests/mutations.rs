@@ -98,3 +98,18 @@ fn r12_a_home_that_says_what_its_disk_does_not_know() {
 fn liveness_without_a_resume() {
     is_noticed(Sabotage::NoResume, "liveness");
 }
+
+#[test]
+fn r13_an_old_owner_that_serves_again() {
+    is_noticed(Sabotage::EarlyUnfreeze, "r13_one_owner");
+}
+
+#[test]
+fn moves_that_nobody_takes_over() {
+    is_noticed(Sabotage::NoTakeover, "moves_end");
+}
+
+#[test]
+fn a_decision_without_its_map() {
+    is_noticed(Sabotage::LostMap, "owners_agree");
+}

@@ -122,7 +122,8 @@ pub async fn run(clients: Rc<Clients>, lists: usize) {
         // The rest of the pages, at the first one's revision, maybe through another router.
         let ReadAnswer::Data { header, mut items, mut more, .. } = first else { continue };
         let at = ask.revision.unwrap_or(header);
-        let parts = clients.topology.routes.parts_of(&ask.range);
+        let Some((_, routes)) = clients.history.read().maps.last().cloned() else { continue };
+        let parts = routes.parts_of(&ask.range);
         let mut stores: Vec<_> = parts.into_iter().flat_map(|part| part.stores).collect();
         stores.dedup();
         let pinned = ask.revision.is_none() && stores.len() > 1;

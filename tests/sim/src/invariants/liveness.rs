@@ -2,7 +2,7 @@
 //! time ([`crate::run::SETTLE`]). A store whose clock is an hour off holds back the ranges that it shares, never order
 //! (R6), and nothing else: watches that do not need it are held to this all the same.
 
-use crate::history::{Logical, Published, Record, TruthEvent};
+use crate::history::{Logical, Order, Published, Record, TruthEvent};
 use crate::invariants::watch_events::got;
 use crate::truth;
 
@@ -12,7 +12,8 @@ use crate::truth;
 /// What is wrong.
 pub fn check(record: &Record) -> Result<(), String> {
     for (at, logical) in record.logicals.iter().enumerate() {
-        let bad = record.kind_stores[logical.kind].iter().any(|store| record.bad_stores.contains(store));
+        let bad =
+            record.stores_at(logical.kind, Order::MAX).iter().any(|store| record.bad_stores.contains(store));
         if bad {
             continue;
         }

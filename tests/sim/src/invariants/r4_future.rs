@@ -3,7 +3,7 @@
 
 use kindred_partition_config::ids::{Revision, SLOT_BITS};
 
-use crate::history::{ReadAnswer, Record};
+use crate::history::{Read, ReadAnswer, Record};
 
 /// See the text above.
 ///
@@ -36,10 +36,9 @@ pub fn check(record: &Record) -> Result<(), String> {
                     current.kind == read.kind && current.order < read.times.started
                 };
                 let shown = record.currents.iter().filter(concerned);
-                let shown = shown.filter(|current| is_read(record, read.kind, current.store));
-                if let Some(current) = shown.map(|current| current.current).max()
-                    && asked <= current
-                {
+                let shown = shown.filter(|current| is_read(record, read.kind, current));
+                let shown = shown.map(|current| current.current).chain(answered(record, read));
+                if let Some(current) = shown.max().filter(|current| asked <= *current) {
                     return Err(format!(
                         "a read of {:?} at {asked} was refused as future, though {current} was shown before",
                         read.range
@@ -52,7 +51,29 @@ pub fn check(record: &Record) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the store serves the Kind, and could be read: one whose clock is an hour off cannot be followed.
-fn is_read(record: &Record, kind: usize, store: kindred_router_core::store::StoreIx) -> bool {
-    record.bad_stores.is_empty() && record.kind_stores[kind].contains(&store)
+/// The highest revision of the Kind that a client was shown before the read began, if all stores could be followed and
+/// kept what they had.
+fn answered(record: &Record, read: &Read) -> Option<Revision> {
+    if !record.bad_stores.is_empty() || !record.restarts.is_empty() {
+        return None;
+    }
+    let before = |of: &Read| of.kind == read.kind && of.times.finished < read.times.started;
+    let headers = record.reads.iter().filter(|of| before(of)).filter_map(|of| match of.answer {
+        ReadAnswer::Data { header, .. } => Some(header),
+        _ => None,
+    });
+    headers.max()
+}
+
+/// Whether the store served the Kind then, and could be read: one whose clock is an hour off cannot be followed. A freeze
+/// promises its final revision, which is shown to no client before the switch (R15a).
+fn is_read(record: &Record, kind: usize, current: &crate::history::Current) -> bool {
+    let is_final = |freeze: &crate::history::Freeze| {
+        freeze.store == current.store
+            && freeze.last == current.current
+            && freeze.unit.overlaps(&record.kinds[kind])
+    };
+    record.bad_stores.is_empty()
+        && record.stores_at(kind, current.order).contains(&current.store)
+        && !record.freezes.iter().any(is_final)
 }

@@ -24,7 +24,7 @@ pub fn check(record: &Record) -> Result<(), String> {
             let began = read.times.started_at - read.page_after.unwrap_or(0).min(read.times.started_at);
             restart.order < read.times.finished
                 && restart.at >= began
-                && record.kind_stores[read.kind].contains(&restart.store)
+                && record.stores_of(read.kind).contains(&restart.store)
         });
         if let Some(after) = read.page_after.filter(|after| after + took < PIN_MIN && !restarted) {
             return Err(format!(

@@ -25,7 +25,8 @@ pub fn check(record: &Record) -> Result<(), String> {
         if first.is_err() && !checks.any(|check| check.is_ok()) {
             return first;
         }
-        if let Some(late) = acknowledged(record, read).filter(|write| write > header) {
+        let late = acknowledged(record, read).filter(|write| write > header);
+        if let Some(late) = late.filter(|_| !record.is_of_former_owner(read, *header)) {
             return Err(format!(
                 "a read of {:?} shows {header}, though {late} was acknowledged before it began",
                 read.range

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use kindred_partition_config::ids::Revision;
+use kindred_router_core::plan::Placement as _;
 
 use crate::history::{FeedRecord, Record, Told};
 
@@ -44,8 +45,11 @@ fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(),
     };
     let given: BTreeSet<(Revision, &Vec<u8>)> =
         told.flat_map(|(revision, keys)| keys.iter().map(move |key| (revision, key))).collect();
+    let map = record.maps.iter().find(|(_, map)| map.generation() == feed.generation).map(|(_, map)| map);
     let of_feed = record.events.iter().filter(|published| {
-        let part = feed.parts.iter().find(|(store, _)| *store == published.store);
+        // Whoever published it: the owner by the feed's map has it.
+        let owner = map.map_or(published.store, |map| map.store_of(&published.event.key));
+        let part = feed.parts.iter().find(|(store, _)| *store == owner);
         part.is_some_and(|(_, ranges)| ranges.iter().any(|range| range.contains(&published.event.key)))
             && published.event.revision > feed.after
             && published.event.revision <= covered

@@ -1,6 +1,7 @@
 //! **R8**: what a router has shown of a Kind on several stores, it never falls behind: every answer about the Kind has a
 //! header at or above every one that left this router before the request came in. A store whose clock cannot follow
-//! (R3) is allowed to show its own revision, so runs with one are left out.
+//! (R3) is allowed to show its own revision, so runs with one are left out; and so is a store that gives keys away, which
+//! answers reads of the past at its final revision (R13).
 
 use kindred_partition_config::ids::Revision;
 
@@ -16,7 +17,9 @@ pub fn check(record: &Record) -> Result<(), String> {
         return Ok(());
     }
     let reads = record.reads.iter().filter_map(|read| match &read.answer {
-        ReadAnswer::Data { header, .. } => Some((read.kind, read.times, *header)),
+        ReadAnswer::Data { header, .. } if !record.is_of_former_owner(read, *header) => {
+            Some((read.kind, read.times, *header))
+        }
         _ => None,
     });
     let writes = record.writes.iter().filter_map(|write| match write.answer {

@@ -1,9 +1,11 @@
 //! **R9**: what was acknowledged outlives what its Kind's mode promises: `fsync` everything but the loss of the disk,
-//! `buffered` the end of the process, `none` a clean end only.
+//! `buffered` the end of the process, `none` a clean end only. What a store has imported is on its disk (R15b), and is
+//! kept as `fsync` is unless the mode is `none`.
 
 use kindred_partition_config::model::Durability;
+use kindred_router_core::store::StoreIx;
 
-use crate::history::{Record, Restart, Write, WriteAnswer};
+use crate::history::{Published, Record, Write, WriteAnswer};
 use crate::shard::files::End;
 
 /// See the text above.
@@ -14,30 +16,31 @@ pub fn check(record: &Record) -> Result<(), String> {
     let Some(modes) = &record.modes else { return Ok(()) };
     for write in &record.writes {
         let WriteAnswer::Done(at) = write.answer else { continue };
-        let Some(restart) = lost_in(record, write, at) else { continue };
+        let Some((published, (store, end))) = lost_in(record, write, at) else { continue };
         let mode = modes[write.kind];
-        if outlives(mode, restart.end) {
+        // What another store has published was imported, and all of that was on the disk before the unit was opened.
+        let imported = published.store != store && mode != Durability::None;
+        if outlives(mode, end) || (imported && end != End::DiskLost) {
             return Err(format!(
                 "the write of {:?} at {at} was acknowledged in mode {mode:?} and is lost, though store {} ended by \
-                 {:?}",
-                write.range, restart.store.0, restart.end
+                 {end:?}; imported there: {imported}",
+                write.range, store.0
             ));
         }
     }
     Ok(())
 }
 
-/// The restart that lost an acknowledged write.
+/// The event of an acknowledged write that is lost, by which store, and how that had ended.
 fn lost_in<'r>(
     record: &'r Record,
     write: &Write,
     at: kindred_partition_config::ids::Revision,
-) -> Option<&'r Restart> {
+) -> Option<(&'r Published, (StoreIx, End))> {
     let mut events = record.events.iter().filter(|event| event.event.revision == at);
     let event = events.find(|event| write.range.contains(&event.event.key))?;
-    let lost = event.lost.filter(|lost| *lost > write.times.finished)?;
-    // The loss is written down while the store starts.
-    record.restarts.iter().find(|restart| restart.store == event.store && restart.order > lost)
+    event.lost.filter(|lost| *lost > write.times.finished)?;
+    Some((event, event.lost_in?))
 }
 
 fn outlives(mode: Durability, end: End) -> bool {

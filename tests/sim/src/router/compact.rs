@@ -3,7 +3,7 @@
 use std::ops::DerefMut;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_router::execute::compact::{Compacting, compact_all, settle};
 use kindred_router_core::compaction::Owed;
@@ -30,7 +30,11 @@ impl Compacting for Router {
 
     async fn raise(&self, store: StoreIx, to: Revision) -> Result<Revision, Status> {
         let ranges = vec![KeyRange::everything()];
-        match self.call(store, Request::Raise { ranges, to }).await.map_err(refused)? {
+        match self
+            .call(store, Request::Raise { ranges, to, generation: Epoch::NONE })
+            .await
+            .map_err(refused)?
+        {
             Reply::Raised { current, .. } => Ok(current),
             _ => Err(Status::internal("another answer")),
         }

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kindred_engine::engine::{Event as EngineEvent, FeedOut};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router::feeds::raise::common;
+use kindred_router::not_owned::NotOwned;
 use kindred_router_core::cursor::{self, Limit, Look, Taken};
 use kindred_router_core::feed_event::{Events, FeedEvent, entry};
 use kindred_router_core::feed_machine::{Command, Event, FeedMachine, Limits, Message, OPEN_MAX, TICK};
@@ -57,6 +58,8 @@ struct Recorded {
 pub struct Feed {
     /// What it is of.
     pub key: FeedKey,
+    /// The generation of the newest map that places watches here.
+    generation: Cell<Epoch>,
     router: Weak<Router>,
     machine: RefCell<FeedMachine>,
     state: RefCell<FeedState>,
@@ -71,7 +74,12 @@ pub struct Feed {
 
 impl Feed {
     /// Begins a feed: the live one, or a catch-up.
-    pub(super) fn begin(router: &Rc<Router>, key: FeedKey, start: Option<Revision>) -> Rc<Self> {
+    pub(super) fn begin(
+        router: &Rc<Router>,
+        key: FeedKey,
+        generation: Epoch,
+        start: Option<Revision>,
+    ) -> Rc<Self> {
         let source =
             |store| Source { store, stream: None, messages: VecDeque::new(), opened: false, attempt: 0 };
         let ring_bytes = router.feeds.ring_bytes;
@@ -80,6 +88,7 @@ impl Feed {
         let sources: Vec<_> = key.stores().map(source).collect();
         let feed = Rc::new(Self {
             key,
+            generation: Cell::new(generation),
             router: Rc::downgrade(router),
             machine: RefCell::new(FeedMachine::new(sources.len(), limits)),
             state: RefCell::new(state),
@@ -121,6 +130,16 @@ impl Feed {
     /// Where readers stand that were given everything.
     pub(super) fn present(&self) -> Option<Stand> {
         self.state.borrow().present()
+    }
+
+    /// The map that goes with requests to its stores.
+    pub(super) fn generation(&self) -> Epoch {
+        self.generation.get()
+    }
+
+    /// A map of this generation places watches here.
+    pub(super) fn is_placed_by(&self, generation: Epoch) {
+        self.generation.set(self.generation.get().max(generation));
     }
 
     /// Whether it ended because its keys move.
@@ -242,7 +261,12 @@ impl Feed {
             let after = state.start.map_or_else(|| ring.covered(), Revision::prev);
             let parts = self.key.stores().enumerate();
             let parts = parts.map(|(at, store)| (store, self.key.ranges(at).to_vec())).collect();
-            record.feeds.push(FeedRecord { after, parts, told: Vec::new() });
+            record.feeds.push(FeedRecord {
+                after,
+                generation: self.generation.get(),
+                parts,
+                told: Vec::new(),
+            });
             Recorded { at: record.feeds.len() - 1, covered: after }
         });
         let told = &mut record.feeds[known.at].told;
@@ -271,7 +295,7 @@ impl Feed {
         let (this, router) = (self.clone(), router.clone());
         router.world.clone().spawn(router.life, async move {
             router.world.sleep(Micros::try_from(delay.as_micros()).unwrap_or(0)).await;
-            let revision = router.feed_snapshot(&this.key).await;
+            let revision = router.feed_snapshot(&this.key, this.generation.get()).await;
             this.step(Event::Answered(revision.ok()));
             asked.into_iter().for_each(|waiting| waiting.send(revision));
             if !this.asking.borrow().is_empty() {
@@ -324,7 +348,8 @@ impl Feed {
             let stream = router.net.open(router.at, router.life, store, Box::new(hear));
             this.sources.borrow_mut()[at].stream = Some(stream.clone());
             let ranges = this.key.ranges(at).to_vec();
-            router.net.send_in(&stream, StreamIn::Feed { ranges, start: from });
+            let generation = this.generation.get();
+            router.net.send_in(&stream, StreamIn::Feed { ranges, start: from, generation });
             router.world.sleep(Micros::try_from(OPEN_MAX.as_micros()).unwrap_or(SECOND)).await;
             if this.is_attempt(at, attempt) && !this.sources.borrow()[at].opened {
                 this.step(Event::Message { at, message: Message::Broken("too late".to_owned()) });
@@ -345,7 +370,13 @@ impl Feed {
             StreamOut::Broken => {
                 self.step(Event::Message { at, message: Message::Broken("broken".to_owned()) });
             }
-            StreamOut::Watch(_) => {}
+            StreamOut::Refused(status) if NotOwned::of(&status).is_some() => {
+                self.step(Event::Message { at, message: Message::Moved });
+            }
+            StreamOut::Refused(status) => {
+                self.step(Event::Message { at, message: Message::Broken(status.message().to_owned()) });
+            }
+            _ => {}
         }
     }
 
@@ -407,10 +438,10 @@ impl Feed {
 
 impl Router {
     /// The highest current revision of the feed's stores, promised by all.
-    async fn feed_snapshot(&self, key: &FeedKey) -> Result<Revision, ()> {
+    async fn feed_snapshot(&self, key: &FeedKey, generation: Epoch) -> Result<Revision, ()> {
         let stores: Vec<_> = key.stores().collect();
         let one = |at: usize, to| {
-            let request = Request::Raise { ranges: key.ranges(at).to_vec(), to };
+            let request = Request::Raise { ranges: key.ranges(at).to_vec(), to, generation };
             let called = self.call(stores[at], request);
             async move {
                 match called.await {
@@ -447,8 +478,12 @@ fn messages(out: FeedOut, first: bool, lossy: bool) -> Vec<Message> {
         messages.push(Message::Opened(out.opened.unwrap_or(Revision::ZERO), gaps));
     }
     let batch = entries(&out.events);
-    if !batch.is_empty() || out.watermark.is_some() {
-        messages.push(Message::More(batch, out.watermark));
+    let watermark = out.watermark.max(out.moved);
+    if !batch.is_empty() || watermark.is_some() {
+        messages.push(Message::More(batch, watermark));
+    }
+    if out.moved.is_some() {
+        messages.push(Message::Moved);
     }
     messages
 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::feed_registry::{FeedRegistry, Joined};
 use kindred_router_core::place::FeedKey;
 use kindred_router_core::watch_session::Rung;
@@ -60,22 +60,30 @@ impl Feeds {
 
 impl Router {
     /// The live feed of a key, opened if it is not.
-    pub(super) fn live(self: &Rc<Self>, key: &FeedKey, bells: &Rc<Bells>, who: Rung) -> Reader {
-        let begin = || Feed::begin(self, key.clone(), None);
+    pub(super) fn live(
+        self: &Rc<Self>,
+        key: &FeedKey,
+        generation: Epoch,
+        bells: &Rc<Bells>,
+        who: Rung,
+    ) -> Reader {
+        let begin = || Feed::begin(self, key.clone(), generation, None);
         let feed = self.feeds.registry.borrow_mut().live(key, begin);
+        feed.is_placed_by(generation);
         Reader::new(feed, bells, who)
     }
 
     /// A feed that holds what comes at `position`.
     pub(super) fn catch_up(
         self: &Rc<Self>,
-        key: &FeedKey,
+        (key, generation): (&FeedKey, Epoch),
         position: Revision,
         bells: &Rc<Bells>,
         who: Rung,
     ) -> Reader {
-        let begin = || Feed::begin(self, key.clone(), Some(position));
+        let begin = || Feed::begin(self, key.clone(), generation, Some(position));
         let feed = self.feeds.registry.borrow_mut().catch_up(key, position, NEAR, begin);
+        feed.is_placed_by(generation);
         Reader::new(feed, bells, who)
     }
 }

@@ -2,6 +2,7 @@
 
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::{LeaseId, Slot};
+use kindred_router::execute::routed::settled;
 use kindred_router::leases::attach::{Holder, LeaseStores, attach_once, finish};
 use kindred_router::leases::{Homes, Leases, at_home};
 use kindred_router_core::lease_fanout::{grant_home, home_candidates};
@@ -9,11 +10,14 @@ use kindred_router_core::store::StoreIx;
 use tonic::Status;
 
 use super::reads::{failed, refused};
+use super::routes::Waiting;
 use super::{Fail, Router};
 use crate::messages::{CallError, Reply, Request};
 use crate::sabotage::Sabotage;
-use crate::world::{MS, SECOND};
+use crate::world::{MS, Micros, SECOND};
 
+/// How long the end of a lease, or an attach, waits for a move.
+const MOVING_MAX: Micros = SECOND;
 const DEFAULT: StoreIx = StoreIx(0);
 
 impl LeaseStores for Router {
@@ -60,7 +64,9 @@ impl LeaseStores for Router {
         if self.is(Sabotage::NoLeaseEnd) {
             return Ok(());
         }
-        let ended = self.world.within(5 * SECOND, self.end(lease, store, Vec::new())).await;
+        let mut waiting = Waiting::new(self, MOVING_MAX);
+        let ending = settled(&mut waiting, || self.end(lease, store, Vec::new()));
+        let ended = self.world.within(5 * SECOND, ending).await;
         ended.unwrap_or_else(|| Err(Status::unavailable("too late")))
     }
 
@@ -69,7 +75,8 @@ impl LeaseStores for Router {
     }
 
     async fn attach(&self, lease: LeaseId, store: StoreIx, not_at_home: bool) -> Result<bool, Status> {
-        attach_once(self, lease, store, not_at_home).await
+        let mut waiting = Waiting::new(self, MOVING_MAX);
+        settled(&mut waiting, || attach_once(self, lease, store, not_at_home)).await
     }
 }
 

@@ -7,12 +7,16 @@ use bytes::Bytes;
 use kindred_engine::ops::{Delete, Op, OpAnswer};
 use kindred_partition_config::ids::{Epoch, LeaseId, Revision};
 use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::unit::{Unit, UnitBuckets};
 use kindred_proto::etcdserverpb as pb;
 use kindred_router::execute::fan_out::delete::{Deleting, delete_over};
+use kindred_router::execute::routed::{Routed, Waits, route};
 use kindred_router::leases::attach::with_leases;
+use kindred_router::routing::shown::show;
 use kindred_router_core::parts::Piece;
 use kindred_router_core::plan::Placement as _;
+use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_shard::encode;
 use kindred_transport::grpc;
@@ -20,8 +24,13 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::reads::{SHARD_IDS, failed, refused};
+use super::routes::Waiting;
 use super::{Fail, Router};
 use crate::messages::{Reply, Request};
+use crate::world::{Micros, SECOND};
+
+/// How long clients wait for a write.
+const WRITE_LIMIT: Micros = 10 * SECOND;
 
 impl Router {
     /// A write of one key, or a txn on one.
@@ -35,20 +44,10 @@ impl Router {
         op: Op,
         lease: Option<LeaseId>,
     ) -> Result<OpAnswer, Fail> {
-        let store = self.topology.routes.store_of(key);
-        let min_revision = Revision::from_wire(self.min_revision(kind).get());
-        let request = Request::Apply { op, min_revision };
-        let answered = match lease {
-            None => self.call(store, request).await.map_err(Fail::from),
-            Some(_) if !self.net.is_up(self.at, store) => return Err(Fail::Unavailable),
-            Some(lease) => {
-                let send = || async { self.call(store, request.clone()).await.map_err(refused) };
-                with_leases(self, &[lease], store, send).await.map_err(|status| failed(&status))
-            }
-        };
-        let Reply::Applied(answer) = answered? else { return Err(Fail::Unknown) };
-        self.show(kind, header(&answer));
-        Ok(answer)
+        let _ = kind;
+        let waiting = Waiting::new(self, WRITE_LIMIT);
+        let mut write = Writing { router: self, key, op, lease, waiting };
+        route(&mut write).await.map_err(|status| failed(&status))
     }
 
     /// A delete of a range: one atomic part for each store, in key order.
@@ -58,9 +57,11 @@ impl Router {
     pub async fn delete_over(&self, kind: usize, range: &KeyRange) -> Result<(Revision, u64), Fail> {
         let (key, range_end) = range.to_wire();
         let request = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
-        let mut calls = Calls { router: self, kind, executed: Cell::new(false) };
-        let answer = delete_over(&mut calls, request.encode_to_vec().into()).await;
-        let answer = answer.map_err(|status| match calls.executed.get() {
+        let body = request.encode_to_vec().into();
+        let waiting = Waiting::new(self, WRITE_LIMIT);
+        let mut deleting = Range { router: self, kind, body, executed: Cell::new(false), waiting };
+        let answer = route(&mut deleting).await;
+        let answer = answer.map_err(|status| match deleting.executed.get() {
             true => Fail::Unknown,
             false => failed(&status),
         })?;
@@ -70,17 +71,102 @@ impl Router {
     }
 }
 
+/// A write of one key, as `endpoint/kv.rs` has it.
+struct Writing<'r> {
+    router: &'r Router,
+    key: &'r [u8],
+    op: Op,
+    lease: Option<LeaseId>,
+    waiting: Waiting<'r>,
+}
+
+impl Waits for Writing<'_> {
+    fn known(&self) -> Epoch {
+        self.waiting.known()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        self.waiting.wait(known).await
+    }
+}
+
+impl Routed for Writing<'_> {
+    type Plan = (StoreIx, Vec<KindPrefix>);
+    type Answer = OpAnswer;
+
+    fn plan(&self) -> Result<(Self::Plan, Epoch), Status> {
+        let routes = self.router.routes();
+        let spread = routes.spread_of(self.key).into_iter().collect();
+        Ok(((routes.store_of(self.key), spread), routes.generation()))
+    }
+
+    async fn run(&self, (store, spread): Self::Plan, generation: Epoch) -> Result<OpAnswer, Status> {
+        let router = self.router;
+        let min_revision = Revision::from_wire(router.at_least(&spread).get());
+        // A put has one key, so its shard knows whether it owns it.
+        let by = if matches!(self.op, Op::Put(_)) { Epoch::NONE } else { generation };
+        let request = Request::Apply { op: self.op.clone(), min_revision, generation: by };
+        let send = || async { router.call(store, request.clone()).await.map_err(refused) };
+        let reply = match self.lease {
+            None => send().await?,
+            Some(_) if !router.net.is_up(router.at, store) => return Err(Status::unavailable("down")),
+            Some(lease) => with_leases(router, &[lease], store, send).await?,
+        };
+        let Reply::Applied(answer) = reply else { return Err(Status::unknown("another answer")) };
+        let now = |routes: &Routes| routes.spread_of(self.key).into_iter().collect();
+        show(router, store, &spread, header(&answer), generation, now);
+        Ok(answer)
+    }
+}
+
+/// A delete of a range.
+struct Range<'r> {
+    router: &'r Router,
+    kind: usize,
+    body: Bytes,
+    /// Some part has deleted something.
+    executed: Cell<bool>,
+    waiting: Waiting<'r>,
+}
+
+impl Waits for Range<'_> {
+    fn known(&self) -> Epoch {
+        self.waiting.known()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        self.waiting.wait(known).await
+    }
+}
+
+impl Routed for Range<'_> {
+    type Plan = ();
+    type Answer = Bytes;
+
+    fn plan(&self) -> Result<((), Epoch), Status> {
+        Ok(((), self.router.generation()))
+    }
+
+    async fn run(&self, (): (), _: Epoch) -> Result<Bytes, Status> {
+        let waiting = Waiting::new(self.router, WRITE_LIMIT);
+        let spread = self.router.spread(self.kind);
+        let mut calls = Calls { router: self.router, spread, executed: &self.executed, waiting };
+        delete_over(&mut calls, self.body.clone()).await
+    }
+}
+
 /// The stores of a router, for one delete.
 struct Calls<'a> {
     router: &'a Router,
-    kind: usize,
-    /// Some part has deleted something.
-    executed: Cell<bool>,
+    spread: Vec<KindPrefix>,
+    executed: &'a Cell<bool>,
+    waiting: Waiting<'a>,
 }
 
 impl Deleting for Calls<'_> {
     fn left_of(&self, range: &KeyRange, done: &[Unit]) -> (VecDeque<Piece>, Epoch) {
-        (self.router.topology.routes.pieces_left(range, done).into(), Epoch::NONE)
+        let routes = self.router.routes();
+        (routes.pieces_left(range, done).into(), routes.generation())
     }
 
     fn ready(&self, store: StoreIx) -> Result<(), Status> {
@@ -93,7 +179,7 @@ impl Deleting for Calls<'_> {
     }
 
     fn min_revision(&self) -> Revision {
-        self.router.min_revision(self.kind)
+        self.router.at_least(&self.spread)
     }
 
     async fn delete(
@@ -102,13 +188,13 @@ impl Deleting for Calls<'_> {
         request: Bytes,
         buckets: Option<&UnitBuckets>,
         min_revision: Revision,
-        _: Epoch,
+        generation: Epoch,
     ) -> Result<Bytes, Status> {
         let request = pb::DeleteRangeRequest::decode(request).expect("a router sends requests");
         let delete = kindred_shard::convert::delete(request).map_err(grpc::status)?;
         let op = Op::Delete(Delete { buckets: buckets.cloned(), ..delete });
         let min_revision = Revision::from_wire(min_revision.get());
-        let request = Request::Apply { op, min_revision };
+        let request = Request::Apply { op, min_revision, generation };
         match self.router.call(store, request).await.map_err(refused)? {
             Reply::Applied(answer) => {
                 self.executed
@@ -119,12 +205,12 @@ impl Deleting for Calls<'_> {
         }
     }
 
-    async fn wait(&mut self, _: Epoch) -> Result<(), Status> {
-        Err(Status::unavailable("no key moves"))
+    async fn wait(&mut self, generation: Epoch) -> Result<(), Status> {
+        self.waiting.wait(generation).await
     }
 
     fn show(&self, revision: Revision) {
-        self.router.show(self.kind, revision);
+        self.router.shown.show(&self.spread, revision);
     }
 }
 

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kindred_engine::ops::{Contents, RangeQuery, RevisionFilter};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router::execute::fan_out::read::{Reading, kind_at, range_over};
 use kindred_router::execute::fan_out::{PageSizes, Raised, Shards, Source};
+use kindred_router::execute::routed::{Routed, Waits, route};
+use kindred_router::routing::shown::show;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
@@ -21,9 +23,14 @@ use kindred_wire::rope::Rope;
 use prost::Message as _;
 use tonic::{Code, Status};
 
+use super::routes::Waiting;
 use super::{Fail, Router};
 use crate::messages::{CallError, Reply, Request};
 use crate::sabotage::Sabotage;
+use crate::world::{Micros, SECOND};
+
+/// How long clients wait for a read.
+const READ_LIMIT: Micros = 20 * SECOND;
 
 /// Few items, so that answers have many pages.
 const PAGES: PageSizes = PageSizes { first_items: 3, bytes: 0, items: (3, 3) };
@@ -80,16 +87,60 @@ impl Router {
     /// # Errors
     /// As the client gets them.
     pub async fn range(&self, ask: &Ask) -> Result<pb::RangeResponse, Fail> {
-        let body = ask.request();
-        let answer = match plan(Call::Range, &body, &*self.topology.routes) {
-            Ok(Plan::One { store, spread, .. }) => self.range_of_one(store, &spread, ask, body).await,
-            Ok(Plan::FanOut(fan_out)) => range_over(self, &fan_out, body).await,
-            Ok(Plan::Health) | Err(_) => return Err(Fail::Unavailable),
-        };
-        let answer = answer.map_err(|status| failed(&status))?;
+        let waiting = Waiting::new(self, READ_LIMIT);
+        let mut asked = Asked { router: self, ask, body: ask.request(), waiting };
+        let answer = route(&mut asked).await.map_err(|status| failed(&status))?;
         Ok(pb::RangeResponse::decode(answer.into_bytes()).expect("an answer"))
     }
+}
 
+/// A range of a client, as `endpoint/kv.rs` has it.
+struct Asked<'r> {
+    router: &'r Router,
+    ask: &'r Ask,
+    body: Bytes,
+    waiting: Waiting<'r>,
+}
+
+impl Waits for Asked<'_> {
+    fn known(&self) -> Epoch {
+        self.waiting.known()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        self.waiting.wait(known).await
+    }
+}
+
+impl Routed for Asked<'_> {
+    type Plan = Plan;
+    type Answer = Rope;
+
+    fn plan(&self) -> Result<(Plan, Epoch), Status> {
+        let routes = self.router.routes();
+        let plan = plan(Call::Range, &self.body, &*routes);
+        Ok((plan.map_err(|_| Status::unavailable("no place"))?, routes.generation()))
+    }
+
+    async fn run(&self, plan: Plan, generation: Epoch) -> Result<Rope, Status> {
+        let reads = Reads { router: self.router, generation };
+        match plan {
+            Plan::One { store, spread, .. } => {
+                reads.range_of_one(store, &spread, self.ask, self.body.clone()).await
+            }
+            Plan::FanOut(fan_out) => range_over(&reads, &fan_out, self.body.clone()).await,
+            Plan::Health => Err(Status::unavailable("nobody asks for it")),
+        }
+    }
+}
+
+/// The stores of a router for one read, which was planned by the map of this generation.
+struct Reads<'r> {
+    router: &'r Router,
+    generation: Epoch,
+}
+
+impl Reads<'_> {
     /// As `ReadPath::range_of_one`: the store follows to what another router may have shown (R4).
     async fn range_of_one(
         &self,
@@ -98,30 +149,37 @@ impl Router {
         ask: &Ask,
         body: Bytes,
     ) -> Result<Rope, Status> {
+        let asked = body.clone();
         let min_revision = Reading::min_revision(self, spread);
         let mut answered = Shards::range(self, store, body.clone(), min_revision, false).await;
         if let (Err(status), Some(wanted)) = (&answered, ask.revision)
             && grpc::etcd_error(status) == Some(EtcdError::FutureRevision)
         {
             let kind = match kind_at(self, spread, wanted).await? {
-                None if self.is(Sabotage::NoFutureCheck) => Some(self.topology.kind_range(ask.kind)),
+                None if self.router.is(Sabotage::NoFutureCheck) => {
+                    Some(self.router.topology.kind_range(ask.kind))
+                }
                 kind => kind,
             };
             if let Some(kind) = kind {
-                let request = Request::Raise { ranges: vec![kind], to: wanted };
-                self.call(store, request).await.map_err(refused)?;
+                let (ranges, generation) = (vec![kind], self.generation);
+                let request = Request::Raise { ranges, to: wanted, generation };
+                self.router.call(store, request).await.map_err(refused)?;
                 answered = Shards::range(self, store, body, min_revision, false).await;
             }
         }
         let header = pb::RangeResponse::decode(answered.as_ref().map_or_else(|_| Bytes::new(), rope_bytes));
         if let Some(header) = header.ok().and_then(|answer| answer.header) {
-            self.shown.show(spread, Revision(header.revision));
+            let now = |routes: &Routes| {
+                plan(Call::Range, &asked, routes).map(Plan::into_spread).unwrap_or_default()
+            };
+            show(self.router, store, spread, Revision(header.revision), self.generation, now);
         }
         answered
     }
 }
 
-impl Shards for Router {
+impl Shards for Reads<'_> {
     async fn range(
         &self,
         store: StoreIx,
@@ -132,19 +190,21 @@ impl Shards for Router {
         let request = pb::RangeRequest::decode(request).expect("a router sends requests");
         let query = kindred_shard::convert::range(request).map_err(grpc::status)?;
         let min_revision = Revision::from_wire(min_revision.get());
-        match self.call(store, Request::Read { query, min_revision, pin }).await.map_err(refused)? {
+        let request = Request::Read { query, min_revision, pin, generation: self.generation };
+        match self.router.call(store, request).await.map_err(refused)? {
             Reply::Read(answer) => Ok(encode::range(&SHARD_IDS, &answer).into()),
             _ => Err(Status::internal("another answer")),
         }
     }
 
     async fn raise(&self, source: &Source, to: Revision, since: Option<Revision>) -> Result<Raised, Status> {
-        if self.is(Sabotage::NoSnapshot) && since.is_some() {
+        if self.router.is(Sabotage::NoSnapshot) && since.is_some() {
             return Ok(Raised { current: to, changed: false });
         }
         let since = since.unwrap_or(Revision::ZERO);
-        let request = Request::RaiseSince { ranges: vec![source.range.clone()], to, since };
-        match self.call(source.store, request).await.map_err(refused)? {
+        let (ranges, generation) = (vec![source.range.clone()], self.generation);
+        let request = Request::RaiseSince { ranges, to, since, generation };
+        match self.router.call(source.store, request).await.map_err(refused)? {
             Reply::Raised { current, changed } => Ok(Raised { current, changed }),
             _ => Err(Status::internal("another answer")),
         }
@@ -159,17 +219,17 @@ impl Shards for Router {
     }
 }
 
-impl Reading for Router {
+impl Reading for Reads<'_> {
     fn routes(&self) -> Arc<Routes> {
-        self.topology.routes.clone()
+        self.router.routes()
     }
 
     fn min_revision(&self, spread: &[KindPrefix]) -> Revision {
-        if self.is(Sabotage::ForgetfulRouter) { Revision::ZERO } else { self.shown.of(spread) }
+        self.router.at_least(spread)
     }
 
     fn show(&self, spread: &[KindPrefix], revision: Revision) {
-        self.shown.show(spread, revision);
+        self.router.shown.show(spread, revision);
     }
 }
 

@@ -36,6 +36,7 @@ struct Inbox {
     asked: VecDeque<(Ask, Option<Revision>)>,
     present: VecDeque<(i64, Present)>,
     rung: bool,
+    new_map: bool,
     timer: bool,
 }
 
@@ -47,6 +48,7 @@ enum From {
     Asked,
     Present,
     Rung,
+    NewMap,
     Timer,
 }
 
@@ -90,6 +92,7 @@ impl Session {
                 to_client,
             }
         });
+        router.tell_maps(&session);
         let (this, world) = (Rc::downgrade(&session), router.world.clone());
         router.world.spawn(router.life, async move {
             loop {
@@ -113,6 +116,11 @@ impl Session {
     /// The client sends a request.
     pub fn request(&self, request: Bytes) {
         self.post(|inbox| inbox.requests.push_back(request));
+    }
+
+    /// The router has a newer map.
+    pub(super) fn new_map(&self) {
+        self.post(|inbox| inbox.new_map = true);
     }
 
     /// The client has read a message.
@@ -180,6 +188,7 @@ impl Session {
                 inbox.present.pop_front().map(|(uid, present)| event(Event::Present { uid, present }))
             }
             From::Rung => std::mem::take(&mut inbox.rung).then(|| event(Event::Rung)),
+            From::NewMap => std::mem::take(&mut inbox.new_map).then(|| event(Event::NewMap)),
             From::Timer => std::mem::take(&mut inbox.timer).then(|| event(Event::Timer)),
         }
     }
@@ -198,6 +207,7 @@ impl Session {
             (From::Asked, !inbox.asked.is_empty()),
             (From::Present, !inbox.present.is_empty()),
             (From::Rung, inbox.rung),
+            (From::NewMap, inbox.new_map),
             (From::Timer, inbox.timer),
         ];
         kinds.into_iter().filter_map(|(kind, may)| may.then_some(kind)).collect()

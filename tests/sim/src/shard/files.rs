@@ -23,8 +23,8 @@ use crate::world::{MS, Micros, SECOND, World};
 /// The mode of each Kind, on every store that has files.
 pub type Modes = [Durability; KINDS];
 
-/// How a process ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// How a process ends; what comes later loses more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     /// It is told to, and writes everything.
     Clean,

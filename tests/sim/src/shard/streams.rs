@@ -9,12 +9,15 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use kindred_engine::engine::WatchId;
+use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::Revision;
-use kindred_partition_config::key::KeyRange;
 use kindred_shard::core::{FeedOf, FeedWanted};
-use kindred_shard::etcd_status::KvError;
+use kindred_shard::etcd_status::{KvError, status};
 use kindred_shard::handle::Handle;
+use kindred_shard::internal::units::UnitService;
+use kindred_shard::read_hints::checked;
 
+use super::units;
 use crate::messages::{StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::world::World;
@@ -55,7 +58,8 @@ impl Inbox {
         }
     }
 
-    fn poll(&self, waker: &Waker) -> Poll<StreamIn> {
+    /// The next message from the router.
+    pub(super) fn poll(&self, waker: &Waker) -> Poll<StreamIn> {
         *self.waker.borrow_mut() = Some(waker.clone());
         self.messages.borrow_mut().pop_front().map_or(Poll::Pending, Poll::Ready)
     }
@@ -64,21 +68,33 @@ impl Inbox {
         std::future::poll_fn(|context| self.poll(context.waker())).await
     }
 
-    fn may_send(&self) -> bool {
+    /// Whether the router has room.
+    pub(super) fn may_send(&self) -> bool {
         self.stream.unread.get() < UNREAD_MAX
     }
 
-    fn send(&self, world: &World, message: StreamOut) {
+    /// Sends a message to the router.
+    pub(super) fn send(&self, world: &World, message: StreamOut) {
         self.stream.send_out(world, world.between(20, 200), message);
     }
 }
 
 /// Serves a stream until the router closes it.
-pub async fn serve(world: &World, handle: &Handle, inbox: &Inbox) {
+pub async fn serve(world: &World, (handle, service): (&Handle, &UnitService), inbox: &Inbox) {
     let first = inbox.next().await;
     let served = match first {
         StreamIn::Close => return,
-        StreamIn::Feed { ranges, start } => feed(world, handle, inbox, ranges, start).await,
+        StreamIn::Feed { ranges, start, generation } => {
+            let of = FeedOf::Ranges { ranges, generation: checked(generation.0) };
+            match feed(world, handle, inbox, of, start).await {
+                Err(error @ (KvError::NotOwned(_) | KvError::Engine(EngineError::NotOwned(_)))) => {
+                    return inbox.send(world, StreamOut::Refused(status(&error)));
+                }
+                served => served,
+            }
+        }
+        StreamIn::Copy(request) => return units::copy(world, service, inbox, request).await,
+        StreamIn::Verify(request) => return units::verify(world, service, inbox, request).await,
         first => watch(world, handle, inbox, first).await,
     };
     debug_assert!(served.is_ok(), "routers ask for nothing that is refused: {served:?}");
@@ -93,10 +109,9 @@ async fn feed(
     world: &World,
     handle: &Handle,
     inbox: &Inbox,
-    ranges: Vec<KeyRange>,
+    of: FeedOf,
     start: Revision,
 ) -> Result<(), KvError> {
-    let of = FeedOf::Ranges { ranges, generation: None };
     let wanted = FeedWanted { of, start: Revision::from_wire(start.get()) };
     let (feed, mut messages) = handle.feed(wanted).await?;
     loop {
@@ -122,12 +137,19 @@ async fn watch(world: &World, handle: &Handle, inbox: &Inbox, first: StreamIn) -
         if let Some(message) = next.take() {
             match message {
                 StreamIn::Watch(spec) => {
-                    let created = stream.create(spec).await?;
-                    debug_assert!(created.is_ok(), "routers give every watch a number of its own");
+                    let id = spec.id;
+                    match stream.create(spec).await? {
+                        Ok(_) => {}
+                        Err((KvError::Engine(EngineError::NotOwned(refused)), header)) => {
+                            let id = id.expect("routers give every watch a number of its own");
+                            inbox.send(world, StreamOut::WatchRefused(id, header, refused));
+                        }
+                        Err(error) => debug_assert!(false, "nothing else is refused: {error:?}"),
+                    }
                 }
                 StreamIn::Cancel(watch) => drop(stream.cancel(WatchId(watch)).await?),
                 StreamIn::Progress => stream.progress().await?,
-                StreamIn::Close | StreamIn::Feed { .. } | StreamIn::Advance(_) => return Ok(()),
+                _ => return Ok(()),
             }
             pull = true;
         }

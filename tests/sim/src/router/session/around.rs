@@ -11,17 +11,19 @@ use kindred_engine::engine::{WatchId, WatchSpec};
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
+use kindred_router::routing::shown;
 use kindred_router_core::cursor::{Limit, Taken};
 use kindred_router_core::feed_event::Events;
 use kindred_router_core::feed_state::{Stand, Take};
 use kindred_router_core::gaps::Passed;
-use kindred_router_core::place::FeedKey;
+use kindred_router_core::place::{FeedKey, place};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_session::{
     Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung, Said,
 };
 use kindred_shard::encode;
+use kindred_shard::etcd_status::not_owned;
 use kindred_wire::peek::WatchRequest;
 
 use super::{Router, Session, micros};
@@ -96,7 +98,7 @@ impl Outside for Around {
     type Reader = Reader;
 
     fn routes(&self) -> Arc<Routes> {
-        self.router.topology.routes.clone()
+        self.router.routes()
     }
 
     fn is_shard(&self, _: StoreIx) -> bool {
@@ -111,12 +113,12 @@ impl Outside for Around {
         self.router.compacted.get()
     }
 
-    fn live(&mut self, key: &FeedKey, _: Epoch, no: FeedNo) -> Reader {
-        self.reader(self.router.live(key, &self.bells, Rung::Feed(no)))
+    fn live(&mut self, key: &FeedKey, generation: Epoch, no: FeedNo) -> Reader {
+        self.reader(self.router.live(key, generation, &self.bells, Rung::Feed(no)))
     }
 
-    fn catch_up(&mut self, key: &FeedKey, _: Epoch, position: Revision, uid: i64) -> Reader {
-        self.reader(self.router.catch_up(key, position, &self.bells, Rung::Watch(uid)))
+    fn catch_up(&mut self, key: &FeedKey, generation: Epoch, position: Revision, uid: i64) -> Reader {
+        self.reader(self.router.catch_up((key, generation), position, &self.bells, Rung::Watch(uid)))
     }
 
     fn rung(&mut self) -> Vec<Rung> {
@@ -181,7 +183,8 @@ impl Outside for Around {
 
     fn ask_store(&mut self, ask: Ask, store: StoreIx, ranges: Vec<(Bytes, Bytes)>) {
         let ranges = ranges.into_iter().map(|(key, end)| KeyRange::from_wire(key, end)).collect();
-        let request = Request::Raise { ranges, to: ask.to.unwrap_or(Revision::ZERO) };
+        let generation = self.router.generation();
+        let request = Request::Raise { ranges, to: ask.to.unwrap_or(Revision::ZERO), generation };
         let (router, session) = (self.router.clone(), self.session.clone());
         self.router.world.spawn(self.router.life, async move {
             let raised = router.world.within(micros(ROUND_MAX), router.call(store, request)).await;
@@ -233,13 +236,15 @@ impl Outside for Around {
 
     fn show_of_store(
         &mut self,
-        _: StoreIx,
+        store: StoreIx,
         spread: &[KindPrefix],
         revision: Revision,
-        _: Epoch,
-        _: (&[u8], &[u8]),
+        generation: Epoch,
+        (key, range_end): (&[u8], &[u8]),
     ) {
-        self.router.shown.show(spread, revision);
+        let now =
+            |routes: &Routes| place(key, range_end, routes).map(|(_, spread)| spread).unwrap_or_default();
+        shown::show(&*self.router, store, spread, revision, generation, now);
     }
 
     fn count(&mut self, _: Count) {}
@@ -255,8 +260,12 @@ fn said(session: &Session, store: StoreIx, number: u64, message: StreamOut, stre
                 encode::watch(&SHARD_IDS, item, fragment_bytes, |bytes| all.push(Said::Message(bytes)));
             }
         }
+        StreamOut::WatchRefused(id, header, refused) => {
+            let reason = not_owned(&refused).message();
+            all.push(Said::Message(encode::watch_refused(&SHARD_IDS, header, Some(id), &reason)));
+        }
         StreamOut::Broken => all.push(Said::Broken),
-        StreamOut::Feed(_) => {}
+        _ => {}
     }
     let last = all.len().saturating_sub(1);
     session.post(|inbox| {
@@ -334,10 +343,12 @@ impl FeedReader for Reader {
     }
 
     fn generation(&self) -> Epoch {
-        Epoch::NONE
+        self.hold.feed.generation()
     }
 
-    fn is_placed_by(&self, _: Epoch) {}
+    fn is_placed_by(&self, generation: Epoch) {
+        self.hold.feed.is_placed_by(generation);
+    }
 
     fn has_ended(&self) -> bool {
         self.hold.feed.has_ended()

@@ -1,0 +1,214 @@
+//! The map that a simulated router goes by, how it takes a newer one, and how requests wait for that: the product's.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kindred_partition_config::ids::{Epoch, Revision};
+use kindred_partition_config::kind::KindPrefix;
+use kindred_partition_config::state::ClusterState;
+use kindred_router::execute::routed::Waits;
+use kindred_router::meta::client::Entries;
+use kindred_router::meta::{order, take};
+use kindred_router::move_buffer::Patience;
+use kindred_router::routing::shown::{self, Showing, Taken};
+use kindred_router_core::routes::Routes;
+use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::refusal::KindredError;
+use tonic::Status;
+
+use super::{Router, Session};
+use crate::sabotage::Sabotage;
+use crate::world::{Answer, Micros, answer};
+
+/// What a router goes by.
+pub struct Known {
+    routes: RefCell<Arc<Routes>>,
+    state: RefCell<Arc<ClusterState>>,
+    entries: RefCell<Arc<Entries>>,
+    taken: Taken,
+    highest_shown: Vec<Cell<Revision>>,
+    /// Who waits for a newer map, or for news of meta.
+    waiting: RefCell<Vec<Answer<()>>>,
+    hearing: RefCell<Vec<Answer<()>>>,
+    sessions: RefCell<Vec<std::rc::Weak<Session>>>,
+}
+
+impl Known {
+    /// A router begins with this state.
+    pub fn new(state: Arc<ClusterState>) -> Self {
+        let routes = take::routes(&state);
+        Self {
+            taken: Taken::new(routes.generation()),
+            routes: RefCell::new(Arc::new(routes)),
+            highest_shown: state.stores.iter().map(|_| Cell::new(Revision::ZERO)).collect(),
+            state: RefCell::new(state),
+            entries: RefCell::default(),
+            waiting: RefCell::default(),
+            hearing: RefCell::default(),
+            sessions: RefCell::default(),
+        }
+    }
+}
+
+fn wake(waiting: &RefCell<Vec<Answer<()>>>) {
+    let all = std::mem::take(&mut *waiting.borrow_mut());
+    all.into_iter().for_each(|waiting| waiting.send(()));
+}
+
+impl Router {
+    /// The map that requests see.
+    #[must_use]
+    pub fn routes(&self) -> Arc<Routes> {
+        self.known.routes.borrow().clone()
+    }
+
+    /// Its generation.
+    #[must_use]
+    pub fn generation(&self) -> Epoch {
+        self.known.routes.borrow().generation()
+    }
+
+    pub(super) fn state(&self) -> Arc<ClusterState> {
+        self.known.state.borrow().clone()
+    }
+
+    pub(super) fn entries(&self) -> Arc<Entries> {
+        self.known.entries.borrow().clone()
+    }
+
+    pub(super) fn publish(&self, entries: Arc<Entries>) {
+        *self.known.entries.borrow_mut() = entries;
+        wake(&self.known.hearing);
+    }
+
+    /// As `App::take` and `App::swap`.
+    pub(super) fn take(&self, state: Arc<ClusterState>) {
+        if order(&state) < order(&self.known.state.borrow()) {
+            return;
+        }
+        let routes = take::routes(&state);
+        self.meta.cache(self.at, state.clone());
+        *self.known.state.borrow_mut() = state;
+        if routes.generation() <= self.generation() {
+            return;
+        }
+        self.world.note(format_args!("r{} takes map {:?}", self.at, routes.generation()));
+        shown::replace(self, routes);
+        wake(&self.known.waiting);
+        self.known.sessions.borrow_mut().retain(|session| match session.upgrade() {
+            Some(session) => {
+                session.new_map();
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// A session is told of newer maps.
+    pub(super) fn tell_maps(&self, session: &Rc<Session>) {
+        self.known.sessions.borrow_mut().push(Rc::downgrade(session));
+    }
+
+    /// Waits for news of meta.
+    pub(super) async fn news(&self, limit: Micros) {
+        let (told, news) = answer();
+        self.known.hearing.borrow_mut().push(told);
+        self.world.within(limit, news).await;
+    }
+
+    /// Waits for a newer map.
+    async fn newer(&self, known: Epoch, limit: Micros) {
+        if self.generation() > known {
+            return;
+        }
+        let (told, newer) = answer();
+        self.known.waiting.borrow_mut().push(told);
+        self.world.within(limit, newer).await;
+    }
+
+    /// The time since the world's beginning.
+    pub(super) fn elapsed(&self) -> Duration {
+        Duration::from_micros(self.world.now())
+    }
+
+    /// What answers of a read must show at least.
+    pub(super) fn at_least(&self, spread: &[KindPrefix]) -> Revision {
+        if self.is(Sabotage::ForgetfulRouter) { Revision::ZERO } else { shown::min_revision(self, spread) }
+    }
+}
+
+impl Showing for Router {
+    fn routes(&self) -> Arc<Routes> {
+        Self::routes(self)
+    }
+
+    fn set_routes(&self, routes: Arc<Routes>) {
+        *self.known.routes.borrow_mut() = routes;
+    }
+
+    fn taken(&self) -> &Taken {
+        &self.known.taken
+    }
+
+    fn shown(&self) -> &ShownRevisions {
+        &self.shown
+    }
+
+    fn shards(&self) -> Vec<StoreIx> {
+        self.stores().collect()
+    }
+
+    fn is_shard(&self, _: StoreIx) -> bool {
+        true
+    }
+
+    fn begun(&self, _: StoreIx) -> Revision {
+        // All stores began before the run.
+        Revision::ZERO
+    }
+
+    fn highest_shown(&self, store: StoreIx) -> Revision {
+        self.known.highest_shown[store.0].get()
+    }
+
+    fn shows(&self, store: StoreIx, revision: Revision) {
+        let shown = &self.known.highest_shown[store.0];
+        shown.set(shown.get().max(revision));
+    }
+}
+
+/// A request whose keys may be moving.
+pub struct Waiting<'r> {
+    router: &'r Router,
+    limit: Duration,
+    patience: Option<Patience>,
+}
+
+impl<'r> Waiting<'r> {
+    /// One whose client waits so long.
+    pub fn new(router: &'r Router, limit: Micros) -> Self {
+        let limit = router.elapsed() + Duration::from_micros(limit);
+        Self { router, limit, patience: None }
+    }
+}
+
+impl Waits for Waiting<'_> {
+    fn known(&self) -> Epoch {
+        self.router.generation()
+    }
+
+    async fn wait(&mut self, known: Epoch) -> Result<(), Status> {
+        let now = self.router.elapsed();
+        let patience = self.patience.get_or_insert_with(|| Patience::new(now, self.limit));
+        let Some(pause) = patience.pause(now) else {
+            return Err(grpc::refusal(&KindredError::UnitMoving { key: Vec::new() }));
+        };
+        let pause = Micros::try_from(pause.as_micros()).unwrap_or(0).max(1);
+        self.router.newer(known, pause).await;
+        Ok(())
+    }
+}
