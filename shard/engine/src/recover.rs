@@ -18,7 +18,7 @@ use kindred_partition_config::{
 };
 
 use crate::{
-    durability::{Imported, LeaseRecord, Logged, UnitTable},
+    durability::{DurableUnit, Imported, LeaseRecord, Logged, UnitTable},
     space::RestoredKind,
     types::{Durability, KindGap, KindModes},
     version::Version,
@@ -101,7 +101,9 @@ impl Recovered {
         let versions = self.versions.iter().chain(unkept).map(Version::mod_revision);
         let gaps = self.gaps.iter().map(|gap| gap.gap.until);
         let known = [self.compacted, self.lost.buffered, self.lost.fsync];
-        let sealed = self.units.iter().flat_map(|units| &units.records).map(|record| record.floor);
+        // What was given away, or never taken over, may have the floor of a store whose clock is ahead (R3).
+        let records = self.units.iter().flat_map(|units| &units.records);
+        let sealed = records.filter(|record| record.state != DurableUnit::Gone).map(|record| record.floor);
         let layers = self.units.iter().flat_map(|units| &units.layers).map(|layer| layer.since);
         let known = known.into_iter().flatten().chain(sealed).chain(layers);
         versions.chain(gaps).chain(known).max().unwrap_or(Revision::ZERO)
@@ -121,6 +123,7 @@ pub struct KindReplay {
     pub(crate) prefix: Key,
     versions: Vec<Found>,
     floor: Revision,
+    compacted: Revision,
     units: Arc<UnitTable>,
 }
 
@@ -139,7 +142,7 @@ impl KindReplay {
     /// Replays the versions that count.
     #[must_use]
     pub fn run(self) -> RestoredKind {
-        let Self { prefix, versions, floor, units } = self;
+        let Self { prefix, versions, floor, compacted, units } = self;
         let mut highest = Revision::ZERO;
         let mut spaces: HashMap<Option<usize>, Vec<Version>> = HashMap::new();
         for Found { number, kept, version } in versions {
@@ -153,7 +156,8 @@ impl KindReplay {
         let mut restored = RestoredKind::new(prefix, highest);
         for (place, versions) in spaces {
             let record = place.and_then(|place| units.records.get(place));
-            let floor = record.map_or(floor, |record| record.floor.max(floor));
+            // A unit may have history from before this store began.
+            let floor = record.map_or(floor, |record| record.floor.max(compacted));
             restored.add(record.map(|record| record.number), versions, floor);
         }
         restored
@@ -165,7 +169,7 @@ pub(crate) fn by_kind(
     scheme: &KindScheme,
     recovered: &mut Recovered,
     modes: &KindModes,
-    floor: Revision,
+    (floor, compacted): (Revision, Revision),
 ) -> Vec<KindReplay> {
     let units = Arc::new(recovered.units.clone().unwrap_or_default());
     let unkept = std::mem::take(&mut recovered.unkept);
@@ -179,7 +183,7 @@ pub(crate) fn by_kind(
         let at = known.get(prefix).copied().unwrap_or_else(|| {
             let (prefix, units) = (Key::copy_from(prefix), units.clone());
             known.insert(prefix.clone(), kinds.len());
-            kinds.push(KindReplay { prefix, versions: Vec::new(), floor, units });
+            kinds.push(KindReplay { prefix, versions: Vec::new(), floor, compacted, units });
             kinds.len() - 1
         });
         if let Some(kind) = kinds.get_mut(at) {

@@ -37,7 +37,11 @@ fn config(slot: u16) -> EngineConfig {
 
 impl Kept {
     fn new(slot: u16, mode: Durability) -> Self {
-        let mut engine = Engine::new(config(slot), WallMicros(1_000));
+        Self::began_at(slot, mode, WallMicros(1_000))
+    }
+
+    fn began_at(slot: u16, mode: Durability, at: WallMicros) -> Self {
+        let mut engine = Engine::new(config(slot), at);
         engine.log_changes();
         engine.set_modes(KindModes::all(mode)).expect("nothing is written");
         let mut kept = Self { engine, slot, log: Vec::new() };
@@ -443,6 +447,63 @@ fn f18_many_units_frozen_as_one_are_one_record_in_the_log() {
     assert_eq!((states[3], states[4]), (frozen[3], UnitState::Gone));
 }
 
+/// The coordinator repeats its last import, and the first one arrives after the decision: the unit can be opened.
+#[test]
+fn r15_a_late_import_of_an_attempt_does_not_undo_its_seal() {
+    let (mut source, mut target) = shards(Durability::Fsync);
+    source.write(A);
+    let last = copy(&mut source, &mut target, &by(1, 1));
+    target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    for restarts in [false, true] {
+        if restarts {
+            target.log();
+            target.crash(None);
+        }
+        let late = target.engine.unit_import(&by(1, 1), Import { through: Some(last), ..Import::default() });
+        assert_eq!(late, Ok(last));
+        assert_eq!(target.state(), Some(UnitState::Following { through: last, sealed: Some(last) }));
+    }
+    target.engine.unit_open(&by(1, 1), Epoch(7)).expect("sealed");
+    assert_eq!(target.list(), [A]);
+}
+
+/// Seed 5095 of the simulation: the target is younger than the unit's history, which is whole after a restart too.
+#[test]
+fn r10_a_unit_keeps_its_history_from_before_its_store_began() {
+    let mut source = Kept::new(1, Durability::Fsync);
+    let first = source.write(A);
+    source.write(A);
+    let mut target = Kept::began_at(2, Durability::Fsync, WallMicros(NOW.0 + 1_000));
+    let last = copy(&mut source, &mut target, &by(1, 1));
+    target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    source.engine.unit_release(&by(1, 1), Epoch(7)).expect("frozen");
+    target.engine.unit_open(&by(1, 1), Epoch(7)).expect("sealed");
+    for _ in 0..2 {
+        let at = RangeQuery { revision: Some(first), ..query(prefix(PODS)) };
+        assert_eq!(keys(&target.engine.range(&at).expect("the unit's floor is lower")), [A]);
+        target.crash(None);
+    }
+}
+
+/// Seed 458 of the simulation: a store that only follows takes nothing over from another store's clock (R3).
+#[test]
+fn r3_the_floor_of_a_unit_that_was_given_away_does_not_raise_the_clock() {
+    let (mut source, mut target) = shards(Durability::Fsync);
+    source.write(A);
+    let last = copy(&mut source, &mut target, &by(1, 1));
+    target.engine.unit_seal(NOW, &by(1, 1), last).expect("all is there");
+    source.engine.unit_release(&by(1, 1), Epoch(7)).expect("frozen");
+    // The new owner has restarted with a clock that is far ahead. The former one follows it, and drops its copy.
+    let ahead = Revision(last.get() + (3_600_000_000 << 10));
+    source
+        .engine
+        .unit_import(&by(1, 2), Import { floor: Some(ahead), ..Import::default() })
+        .expect("it follows");
+    source.engine.unit_drop(&by(1, 2), Epoch(7)).expect("not owned");
+    source.crash(None);
+    assert!(source.engine.last_revision() < ahead, "{:?}", source.engine.last_revision());
+}
+
 /// A coordinator dies between seal and decision: when the attempt is given up, the target answers for its own part
 /// again and does not wait for the next coordinator's import.
 #[test]
@@ -473,11 +534,12 @@ fn f22_a_target_whose_attempt_was_given_up_serves_its_own_part() {
     target.engine.unit_seal(NOW, &by(3), last).expect("all is there");
     source.engine.unit_release(&by(3), Epoch(7)).expect("frozen");
     target.engine.unit_open(&by(3), Epoch(7)).expect("sealed");
-    for kept in [&mut source, &mut target] {
-        let before = kept.state();
-        kept.engine.unit_unseal(&by(3)).expect("nothing to do");
-        assert_eq!(kept.state(), before);
-    }
+    let before = (source.state(), target.state());
+    source.engine.unit_unseal(&by(3)).expect("nothing to do");
+    // A coordinator that does not know of the decision must not let the former owner serve.
+    let opened = target.engine.unit_unseal(&by(3));
+    assert!(matches!(opened, Err(UnitError::State { call: "Unseal", .. })), "{opened:?}");
+    assert_eq!((source.state(), target.state()), before);
     target.log();
     assert_eq!(target.list(), [A, B]);
 }

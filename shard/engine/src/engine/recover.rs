@@ -39,7 +39,7 @@ impl Recovery {
         recovered.gaps.retain(|gap| Some(gap.gap.until) != began);
         let compacted = recovered.compacted.unwrap_or(Revision::ZERO);
         let floor = compacted.max(began.unwrap_or(compacted));
-        let mut kinds = by_kind(&config.kinds, &mut recovered, &modes, floor);
+        let mut kinds = by_kind(&config.kinds, &mut recovered, &modes, (floor, compacted));
         kinds.sort_by_key(|kind| std::cmp::Reverse(kind.len()));
         Self { config, recovered, modes, floor, compacted, highest, imports, kinds }
     }

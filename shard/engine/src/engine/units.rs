@@ -334,8 +334,17 @@ impl Engine {
         };
         self.unit_make_room(by, id)?;
         let Some(record) = self.space.units.get_mut(id) else { return Err(UnitError::Unknown(by.id)) };
+        let UnitState::Following { through, sealed } = record.state else {
+            return Err(record.refuse("Import"));
+        };
+        // A late call of the attempt that is sealed: the decision may have been made, and then it is to be opened.
+        let (event, key) = (import.events.iter().map(|event| &event.version), import.keys.iter());
+        let versions = event.chain(key.flat_map(|copied| &copied.versions)).map(Version::mod_revision);
+        let is_late = sealed.is_some() && by.term == record.by.term;
+        if is_late && versions.chain(import.through).all(|at| at <= through) {
+            return Ok(through);
+        }
         record.by.term = by.term;
-        let UnitState::Following { through, .. } = record.state else { return Err(record.refuse("Import")) };
         record.floor = record.floor.max(import.floor.unwrap_or(record.floor));
         record.gaps.extend(import.gaps.iter().filter(|gap| gap.until > record.floor));
         record.gaps.sort_unstable();
@@ -517,17 +526,21 @@ impl Engine {
     }
 
     /// Unseals a unit after a committed abort of the attempt (R15): no decision will come, so requests stop waiting for
-    /// it. A unit that is unknown or not sealed is left as it is.
+    /// it. A unit that is unknown or not sealed is left as it is. Refused for one that is owned: a decision has come.
     pub fn unit_unseal(&mut self, by: &UnitMove) -> Result<(), UnitError> {
         let record = match self.space.units.by(by) {
             Err(UnitError::Unknown(_)) => return Ok(()),
             found => found?,
         };
-        if let UnitState::Following { through, sealed: Some(_) } = record.state {
-            record.state = UnitState::Following { through, sealed: None };
-            self.log_units();
+        match record.state {
+            UnitState::Following { through, sealed: Some(_) } => {
+                record.state = UnitState::Following { through, sealed: None };
+                self.log_units();
+                Ok(())
+            }
+            UnitState::Owned | UnitState::Tracked { .. } => Err(record.refuse("Unseal")),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Opens a sealed unit after the decision: it is owned since map `epoch`, and visible. Feeds and watches that touch

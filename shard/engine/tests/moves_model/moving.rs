@@ -351,9 +351,14 @@ impl World {
 
     fn decide(&mut self, m: &mut Move, last: Revision) {
         if self.random.one_in(6) {
-            // The attempt is given up; the target continues to follow.
+            // The attempt is given up with a new term; the target continues to follow.
+            m.by.term = Term(m.by.term.0 + 1);
             self.engines[m.from].unit_unfreeze(&m.by).expect("served again");
-            self.engines[m.to].unit_import(&m.by, Import::default()).expect("unsealed");
+            if self.random.one_in(2) {
+                self.engines[m.to].unit_unseal(&m.by).expect("not opened");
+            } else {
+                self.engines[m.to].unit_import(&m.by, Import::default()).expect("unsealed");
+            }
             m.phase = Phase::Following;
             return;
         }
@@ -370,6 +375,12 @@ impl World {
     }
 
     fn open(&mut self, m: &mut Move, last: Revision) {
+        if self.random.one_in(3) {
+            // Of the coordinator that sealed it.
+            let by = self.engines[m.to].unit_record(&m.by).expect("sealed").by;
+            let late = Import { through: Some(last), ..Import::default() };
+            self.engines[m.to].unit_import(&by, late).expect("it changes nothing");
+        }
         self.engines[m.to].unit_open(&m.by, m.epoch).expect("opened");
         assert_eq!(self.engines[m.to].unit_open(&m.by, m.epoch), Ok(()), "again is the same");
         for (piece, group) in Self::cells_of(&m.by.unit) {
