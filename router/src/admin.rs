@@ -74,7 +74,7 @@ pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
         )
         .merge(api::routes(&mover, &drain))
         .merge(verbs::routes(&mover))
-        .merge(moves::routes(&mover.keeper.cluster))
+        .merge(moves::routes(&mover.keeper))
         .merge(reconcile::routes(&mover))
         .merge(snapshots::routes(&snapshots, &mover))
 }

@@ -7,6 +7,7 @@
 //! claim to expire: every router is the `watchdog` of the other routers' moves.
 
 pub mod begin;
+pub mod claims;
 pub mod desk;
 pub mod keys;
 pub mod mover;
@@ -19,24 +20,20 @@ pub mod steps;
 pub mod units;
 pub mod watchdog;
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kindred_partition_config::ids::MoveId;
-use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::moves::machine;
-use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::watchdog::Settings as Beside;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::ReceiverStream;
 
-use crate::meta::client::{Entries, Expect, Write};
+use crate::meta::Meta;
+use crate::meta::client::Entries;
 use crate::meta::live::Live;
 use crate::meta::store::MetaStore;
-use crate::meta::{Meta, MetaError};
-use keys::coordinator_key;
+use claims::{Claims, LEASE_TTL, keep_alive};
 pub use keys::{
     COORDINATORS, Failing, Progress, REQUESTS, progress, record, record_key, records, request_key,
 };
@@ -44,9 +41,6 @@ use mover::Mover;
 use rate::Rate;
 use runner::Runner;
 
-/// How long a coordinator may be silent before its claims expire.
-const LEASE_TTL_S: i64 = 3;
-const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// How often moves are looked for when nothing changes in meta.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -59,28 +53,6 @@ pub struct Settings {
     pub copy_bytes_per_second: u64,
 }
 
-/// The moves that are not over and that no router has claimed, each with its record's mod revision.
-pub fn unclaimed(entries: &Entries) -> impl Iterator<Item = (MoveRecord, i64)> + use<> {
-    let claimed = |id: MoveId| entries.keys.contains_key(&coordinator_key(id));
-    let open: Vec<_> = records(entries)
-        .into_values()
-        .filter(|(record, _)| !record.phase.is_over() && !claimed(record.id))
-        .collect();
-    open.into_iter()
-}
-
-/// Claims a move for this router under a lease; `false` if another one has it.
-///
-/// # Errors
-/// When meta cannot be asked.
-pub async fn claim(meta: &impl MetaStore, id: MoveId, router: &str, lease: i64) -> Result<bool, MetaError> {
-    let progress = Progress { router: router.to_owned(), ..Progress::default() };
-    let value = serde_json::to_vec(&progress).unwrap_or_default();
-    let expect = Expect { key: coordinator_key(id), mod_revision: 0 };
-    let write = Write { lease, ..Write::put(coordinator_key(id), value) };
-    Ok(meta.commit(&[expect], vec![write]).await?.is_some())
-}
-
 struct Moves {
     mover: Arc<Mover>,
     meta: Arc<Meta>,
@@ -88,8 +60,10 @@ struct Moves {
     me: String,
     rate: Arc<Rate>,
     lease: Option<Lease>,
-    running: JoinSet<MoveId>,
-    ids: BTreeSet<MoveId>,
+    running: JoinSet<()>,
+    /// The moves of the running tasks.
+    tasks: HashMap<tokio::task::Id, MoveId>,
+    claims: Claims,
 }
 
 /// The lease of this router's claims; kept alive until this is dropped.
@@ -112,11 +86,12 @@ pub async fn run(mover: Arc<Mover>, meta: Arc<Meta>, settings: Settings) {
         // Each start is a coordinator of its own, because it knows nothing of steps that an earlier one had under way.
         me: format!("{}-{:x}", mover.identity.name, since_epoch.as_nanos()),
         rate: Arc::new(Rate::new(settings.copy_bytes_per_second)),
+        claims: Claims::new(mover.identity.name.clone()),
         mover: mover.clone(),
         settings,
         lease: None,
         running: JoinSet::new(),
-        ids: BTreeSet::new(),
+        tasks: HashMap::new(),
         meta: meta.clone(),
     };
     let beside = Beside::beside(&moves.settings.machine);
@@ -141,33 +116,37 @@ impl Moves {
             past::forget(&self.live(), &now).await;
             tokio::select! {
                 changed = entries.changed() => if changed.is_err() { return },
-                Some(ended) = self.running.join_next(), if !self.running.is_empty() => self.ended(ended),
+                Some(ended) = self.running.join_next_with_id(), if !self.running.is_empty() => self.ended(ended),
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
     }
 
-    fn ended(&mut self, ended: Result<MoveId, tokio::task::JoinError>) {
-        match ended {
-            Ok(id) => drop(self.ids.remove(&id)),
-            // The id is lost with the task. The move stays in `ids`, and its claim keeps other routers away while the
-            // lease lives.
-            Err(error) => tracing::error!(%error, "the coordinator of a move failed"),
+    fn ended(&mut self, ended: Result<(tokio::task::Id, ()), tokio::task::JoinError>) {
+        let task = match ended {
+            Ok((task, ())) => task,
+            Err(error) => {
+                tracing::error!(%error, "the coordinator of a move failed, and begins again");
+                error.id()
+            }
+        };
+        if let Some(id) = self.tasks.remove(&task) {
+            self.claims.ended(id);
         }
     }
 
     /// Claims the moves that nobody coordinates, and starts their runners.
     async fn claim(&mut self, entries: &Entries) {
-        let running = self.ids.clone();
-        for (record, version) in unclaimed(entries).filter(|(record, _)| !running.contains(&record.id)) {
+        for due in self.claims.due(entries) {
             let Some(lease) = self.lease().await else { return };
-            let (id, live) = (record.id, self.live());
-            match claim(&live, id, &self.mover.identity.name, lease).await {
+            let (id, live) = (due.record.id, self.live());
+            match Claims::claim(&live, &self.mover.identity.name, &due, lease).await {
                 Ok(true) => {
-                    tracing::info!(move_id = id.0, phase = ?record.phase, "this router coordinates a move");
-                    self.ids.insert(id);
-                    let runner = Runner::new(self, record, version, lease);
-                    self.running.spawn(runner.run());
+                    tracing::info!(move_id = id.0, phase = ?due.record.phase, "this router coordinates a move");
+                    self.claims.began(id);
+                    let runner = Runner::new(self, due.record, due.version, lease);
+                    let task = self.running.spawn(runner.run()).id();
+                    self.tasks.insert(task, id);
                 }
                 Ok(false) => {}
                 Err(error) => {
@@ -183,34 +162,10 @@ impl Moves {
         if let Some(lease) = self.lease.as_ref().filter(|lease| !lease.ended.is_finished()) {
             return Some(lease.id);
         }
-        let request = pb::LeaseGrantRequest { ttl: LEASE_TTL_S, id: 0 };
-        let granted = tokio::time::timeout(KEEP_ALIVE, self.meta.client.lease().lease_grant(request)).await;
-        let id = granted.ok()?.ok()?.into_inner().id;
-        let meta = self.meta.clone();
-        let ended = tokio::spawn(async move { keep_alive(&meta, id).await });
+        let (mover, live) = (self.mover.clone(), self.live());
+        let id = live.grant(LEASE_TTL).await.ok()?;
+        let ended = tokio::spawn(async move { keep_alive(&mover, &live, id).await });
         self.lease = Some(Lease { id, ended });
         Some(id)
     }
-}
-
-/// Keeps a lease alive; returns when it is lost.
-async fn keep_alive(meta: &Meta, id: i64) {
-    let mut last = tokio::time::Instant::now();
-    while last.elapsed() < Duration::from_secs(LEASE_TTL_S.unsigned_abs()) {
-        if let Ok(Some(answer)) = tokio::time::timeout(KEEP_ALIVE, renewed(meta, id)).await {
-            if answer.ttl <= 0 {
-                return;
-            }
-            last = tokio::time::Instant::now();
-        }
-        tokio::time::sleep(KEEP_ALIVE).await;
-    }
-}
-
-async fn renewed(meta: &Meta, id: i64) -> Option<pb::LeaseKeepAliveResponse> {
-    let (requests, queue) = mpsc::channel(1);
-    // The queue is empty and its receiver is used below, so this cannot fail.
-    let _ = requests.try_send(pb::LeaseKeepAliveRequest { id });
-    let answers = meta.client.lease().lease_keep_alive(ReceiverStream::new(queue)).await;
-    answers.ok()?.into_inner().message().await.ok()?
 }

@@ -22,6 +22,8 @@ pub enum Way {
     Late,
     /// The test writes the move's record without the coordinator, and then makes a request to it.
     Touched,
+    /// The stores see a higher term of the move than its record has, as after a loss of the meta store's last writes.
+    Outbid,
 }
 
 /// The ways to a step. The match is exhaustive, so that a new step does not compile without a way.
@@ -44,6 +46,7 @@ fn ways(step: StepName) -> &'static [Way] {
         | StepName::Open
         | StepName::ReverseTail => &[Way::Moved],
         StepName::Read => &[Way::Touched],
+        StepName::Unseal => &[Way::Outbid],
         StepName::CancelAttempt | StepName::Unfreeze => &[Way::Late],
         StepName::Redirect => &[Way::Reversed, Way::Aborted],
         StepName::Complete => &[Way::Completed],
@@ -214,7 +217,7 @@ impl Case {
         match self.way {
             Way::Late => format!("seal.before=hold,{there}"),
             Way::Aborted => format!("verify.before=hold,{there}"),
-            Way::Moved | Way::Completed | Way::Reversed | Way::Touched => there,
+            Way::Moved | Way::Completed | Way::Reversed | Way::Touched | Way::Outbid => there,
         }
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, ensure};
 use kindred_proto::{
     etcdserverpb::{PutRequest, RangeRequest},
-    shard_v1::{UnitRecord, UnitState, UnitsListRequest},
+    shard_v1::{UnfreezeRequest, UnitMove, UnitRecord, UnitState, UnitsListRequest},
 };
 use kindred_tests::{
     admin::Admin,
@@ -30,6 +30,8 @@ const CONFIG: &str = include_str!("configs/pair.yaml");
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MOVES: &str = "/kindred/moves/";
 const REACH_LIMIT: Duration = Duration::from_secs(60);
+/// By how much a term is above that of a record.
+const HIGHER: u64 = 5;
 /// The environment variable that arms the failpoints of a router.
 pub const FAILPOINTS: &str = "KINDRED_FAILPOINTS";
 /// The name of the meta store, which differs from those of the stores.
@@ -157,6 +159,18 @@ impl Cluster {
         let (_, value) = self.meta_key(&key).await?.context("a move to touch")?;
         let put = PutRequest { key: key.into(), value, ..Default::default() };
         self.meta.client().await?.kv.put(put).await?;
+        Ok(())
+    }
+
+    /// Has all stores see a term of a move above that of its record.
+    pub async fn outbid(&self, id: u64) -> anyhow::Result<()> {
+        for (name, store) in &self.stores {
+            for (_, record) in self.units(name).await? {
+                let Some(by) = record.r#move.filter(|by| by.r#move == id) else { continue };
+                let by = UnitMove { term: by.term + HIGHER, ..by };
+                store.client().await?.units.unfreeze(UnfreezeRequest { r#move: Some(by) }).await?;
+            }
+        }
         Ok(())
     }
 

@@ -126,7 +126,7 @@ impl Case {
     async fn reached(&self, cluster: &Cluster, victim: &mut Router, id: u64) -> anyhow::Result<bool> {
         let request = match self.way {
             Way::Moved | Way::Late => None,
-            Way::Completed | Way::Touched => Some(("switched", "complete")),
+            Way::Completed | Way::Touched | Way::Outbid => Some(("switched", "complete")),
             Way::Reversed => Some(("switched", "reverse")),
             Way::Aborted => Some(("verifying", "abort")),
         };
@@ -140,6 +140,9 @@ impl Case {
             .with_context(|| format!("before it is asked to {request}"))?;
             if self.way == Way::Touched {
                 cluster.touch(id).await?;
+            }
+            if self.way == Way::Outbid {
+                cluster.outbid(id).await?;
             }
             asked = Some(tokio::spawn(ask_until_heard(cluster.survivor.admin.clone(), id, request)));
         }

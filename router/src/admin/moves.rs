@@ -15,16 +15,18 @@ use serde_json::{Value, json};
 
 use super::status::ApiError;
 use super::{api, sizes, verbs::known_moves};
-use crate::meta::client::{Entries, Expect, Write};
+use crate::meta::client::Entries;
+use crate::meta::live::Live;
+use crate::meta::take::StateKeeper;
 use crate::meta::{Cluster, Meta, MetaError};
-use crate::moves::desk::Asked;
+use crate::moves::desk::{self, Asked};
 use crate::moves::{self, Progress};
 
 /// How long a coordinator has to answer a request: longer than the claim of a dead coordinator lasts.
 const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
-pub fn routes(cluster: &Arc<Cluster>) -> Router {
-    let (of_list, of_get, of_ask) = (cluster.clone(), cluster.clone(), cluster.clone());
+pub fn routes(keeper: &Arc<StateKeeper>) -> Router {
+    let (of_list, of_get, of_ask) = (keeper.cluster.clone(), keeper.cluster.clone(), keeper.clone());
     Router::new()
         .route(
             "/api/v1/moves",
@@ -181,8 +183,8 @@ fn why(item: &Value) -> Value {
     }
 }
 
-async fn asked(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Response {
-    match ask(cluster, id, verb).await {
+async fn asked(keeper: &Arc<StateKeeper>, id: &str, verb: &str) -> Response {
+    match ask(keeper, id, verb).await {
         Ok(()) => {
             let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success" });
             (StatusCode::OK, axum::Json(status)).into_response()
@@ -192,7 +194,8 @@ async fn asked(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Response {
 }
 
 /// Writes a request for the coordinator to meta, and waits for the answer.
-async fn ask(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Result<(), ApiError> {
+async fn ask(keeper: &Arc<StateKeeper>, id: &str, verb: &str) -> Result<(), ApiError> {
+    let cluster = &keeper.cluster;
     if !["abort", "reverse", "complete"].contains(&verb) {
         return Err(ApiError::NotFound(format!(
             "a move cannot be asked to {verb:?}: abort, reverse or complete"
@@ -206,17 +209,13 @@ async fn ask(cluster: &Arc<Cluster>, id: &str, verb: &str) -> Result<(), ApiErro
             word(record.phase)
         )));
     }
-    let key = moves::request_key(record.id);
     let unavailable = |error: MetaError| ApiError::Unavailable(error.to_string());
-    let before = meta.client.get(&key).await.map_err(unavailable)?.map_or(0, |stored| stored.mod_revision);
-    let request = Asked { request: verb.to_owned(), refused: None };
-    // A struct of strings always serialises.
-    let write = Write::put(key.clone(), serde_json::to_vec(&request).unwrap_or_default());
-    let expect = Expect { key: key.clone(), mod_revision: before };
     let mut entries = meta.entries();
-    let Some(written) = meta.client.commit(&[expect], vec![write]).await.map_err(unavailable)? else {
+    let live = Live { keeper: keeper.clone(), meta: meta.clone() };
+    let Some(written) = desk::ask(&live, record.id, verb).await.map_err(unavailable)? else {
         return Err(ApiError::Conflict(format!("somebody else asks something of move {id}: try again")));
     };
+    let key = moves::request_key(record.id);
     let record_of = |entries: &Entries| moves::record(entries, record.id);
     let answer = entries.wait_for(|entries| {
         let stored = entries.keys.get(&key);

@@ -16,7 +16,7 @@ use super::api;
 use super::status::ApiError;
 use crate::meta::live::Live;
 use crate::moves::mover::Mover;
-use crate::moves::reconcile::{self, Heard};
+use crate::moves::reconcile::{self, Heard, NotMade};
 
 /// The request's body; an empty one is the default.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -53,27 +53,21 @@ async fn run(mover: &Arc<Mover>, body: &[u8]) -> Result<Value, ApiError> {
         let plan = reconcile::planned(&live, &heard);
         return Ok(shown(&heard, false, &plan.found, &plan.problems, plan.is_empty(), &[]));
     }
-    if let Some((store, why)) = heard.silent.first() {
-        return Err(ApiError::Conflict(format!(
-            "store {store:?} cannot be asked what it owns ({why}): nothing is done without it; start it, or replace it if it is \
-             lost (kindred store replace {store})"
-        )));
-    }
-    let plan = reconcile::apply_to_meta::<ApiError>(&live, &heard).await?;
-    let mut failed = Vec::new();
-    for call in &plan.calls {
-        if let Err(why) = reconcile::call(mover, call).await {
-            let store = cluster.state().store_name(call.store);
-            failed.push(format!(
-                "store {store:?} did not {} what move {} left: {why}",
-                call.ask.word(),
-                call.id
-            ));
-            // The later calls may depend on this one.
-            break;
+    let (plan, failed) = match reconcile::apply::<ApiError>(mover, &live, &heard).await {
+        Ok(made) => made,
+        Err(NotMade::Meta(error)) => return Err(error.into()),
+        Err(NotMade::Silent(store, why)) => {
+            return Err(ApiError::Conflict(format!(
+                "store {store:?} cannot be asked what it owns ({why}): nothing is done without it; start it, or replace it if it \
+                 is lost (kindred store replace {store})"
+            )));
         }
-    }
-    Ok(shown(&heard, true, &plan.found, &plan.problems, plan.is_empty(), &failed))
+    };
+    let failed = failed.map(|(call, why)| {
+        let store = cluster.state().store_name(call.store);
+        format!("store {store:?} did not {} what move {} left: {why}", call.ask.word(), call.id)
+    });
+    Ok(shown(&heard, true, &plan.found, &plan.problems, plan.is_empty(), failed.as_slice()))
 }
 
 fn shown(

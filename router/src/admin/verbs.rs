@@ -27,7 +27,10 @@ use super::objects::{Resource, ServiceGroup};
 use super::replace::{Replace, ReplaceBody};
 use super::sizes::{self, Planned};
 use super::status::ApiError;
-use crate::meta::Cluster;
+use crate::meta::change::change_state;
+use crate::meta::live::Live;
+use crate::meta::store::MetaStore;
+use crate::meta::{ChangeError, Cluster, MetaError};
 use crate::moves::begin::{begin, used_numbers};
 use crate::moves::mover::Mover;
 use crate::moves::records;
@@ -127,19 +130,19 @@ enum PlannedVerb {
 }
 
 pub fn routes(mover: &Arc<Mover>) -> Router {
-    let verb = |read: fn(&[u8]) -> Result<Verb, ApiError>| {
+    let verb = |name: &'static str| {
         let mover = mover.clone();
         post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
-            answered(run(&mover, read(&body), &query).await, &headers)
+            answered(run(&mover, Verb::of(name, &body), &query).await, &headers)
         })
     };
     let (plan, replacing) = (mover.clone(), mover.clone());
     Router::new()
-        .route("/api/v1/move", verb(|body| Ok(Verb::Move(read(body)?))))
-        .route("/api/v1/split", verb(|body| Ok(Verb::Split(read(body)?))))
-        .route("/api/v1/merge", verb(|body| Ok(Verb::Merge(read(body)?))))
-        .route("/api/v1/drain", verb(|body| Ok(Verb::Drain(read(body)?))))
-        .route("/api/v1/apply", verb(|body| Ok(Verb::Apply(read(body)?))))
+        .route("/api/v1/move", verb("move"))
+        .route("/api/v1/split", verb("split"))
+        .route("/api/v1/merge", verb("merge"))
+        .route("/api/v1/drain", verb("drain"))
+        .route("/api/v1/apply", verb("apply"))
         .route(
             "/api/v1/replace",
             post(move |query: Query<Options>, headers: HeaderMap, body: Bytes| async move {
@@ -206,7 +209,7 @@ pub async fn planned(mover: &Arc<Mover>, verbs: &[Verb]) -> Result<Value, ApiErr
     let state = mover.keeper.cluster.state();
     let (mut changed, mut sized) = (Vec::new(), Vec::new());
     for verb in verbs {
-        let (change, _) = verb.settled(&state, &mover.keeper.cluster)?;
+        let change = verb.beside(&state, &known_moves(&mover.keeper.cluster))?;
         changed.extend(objects(&state, &change.state));
         sized.push(sizes::moves(mover, &change).await);
     }
@@ -237,25 +240,34 @@ pub async fn make(mover: &Arc<Mover>, verb: &Verb) -> Result<Made, ApiError> {
     // Estimate before the change, because the copy begins right after it. A change that is refused here is refused
     // again below, by the state in meta.
     let (mut planned, mut used) = (None, 0);
-    if let Ok((change, _)) = verb.settled(&mover.keeper.cluster.state(), &mover.keeper.cluster) {
+    let cluster = &mover.keeper.cluster;
+    if let Ok(change) = verb.beside(&cluster.state(), &known_moves(cluster)) {
         used = used_numbers(mover, &change).await;
         planned = Some(sizes::moves(mover, &change).await);
     }
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
+    let meta = cluster.meta.clone().ok_or(ChangeError::<ApiError>::Meta(MetaError::None))?;
+    let live = Live { keeper: mover.keeper.clone(), meta };
+    Ok(Made { planned, ..write(&live, verb, used).await? })
+}
+
+/// Writes a change and the records of its moves, whose numbers are above `used` (from [`used_numbers`]).
+///
+/// # Errors
+/// As of [`make`].
+pub async fn write(meta: &impl MetaStore, verb: &Verb, used: u64) -> Result<Made, ChangeError<ApiError>> {
     let mut last = None;
-    let state = mover
-        .keeper
-        .change(|state| {
-            let (change, known) = verb.settled(state, &mover.keeper.cluster)?;
-            let (next, moves) = begin(state, &change, &known, used);
-            let same =
-                objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
-            last = Some((state.clone(), moves));
-            Ok(if same { state.clone().into() } else { next })
-        })
-        .await?;
+    let state = change_state(meta, |state| {
+        let known = records(&meta.entries());
+        let change = verb.beside(state, &known)?;
+        let (next, moves) = begin(state, &change, &known, used);
+        let same = objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
+        last = Some((state.clone(), moves));
+        Ok(if same { state.clone().into() } else { next })
+    })
+    .await?;
     let (before, moves) = last.unwrap_or_else(|| ((*state).clone(), Vec::new()));
-    Ok(Made { before, state, moves, planned })
+    Ok(Made { before, state, moves, planned: None })
 }
 
 /// The records of moves as last seen. If meta has newer ones, a transaction that begins a move fails and is retried.
@@ -294,6 +306,21 @@ fn unversioned(object: &Value) -> Value {
 }
 
 impl Verb {
+    /// The verb of this name, `move`, `split`, `merge`, `drain` or `apply`, with the request's body.
+    ///
+    /// # Errors
+    /// When the body is not a valid one, or there is no such verb.
+    pub fn of(name: &str, body: &[u8]) -> Result<Self, ApiError> {
+        Ok(match name {
+            "move" => Self::Move(read(body)?),
+            "split" => Self::Split(read(body)?),
+            "merge" => Self::Merge(read(body)?),
+            "drain" => Self::Drain(read(body)?),
+            "apply" => Self::Apply(read(body)?),
+            other => return Err(ApiError::NotFound(format!("there is no verb {other:?}"))),
+        })
+    }
+
     /// The unfinished move of the Kind that this verb would move, if the configs already say what the verb asks. The
     /// change then looks empty, but must not be reported as done: the move may be on its way back, and restores the
     /// configs only when it ends.
@@ -313,13 +340,11 @@ impl Verb {
         of_kind.find(|record| !record.phase.is_over())
     }
 
-    /// The change, without transfers that moves under way already make; and the records of these moves.
-    fn settled(&self, state: &ClusterState, cluster: &Cluster) -> Result<(Change, Known), ApiError> {
-        let known = known_moves(cluster);
-        Ok((self.beside(state, &known)?, known))
-    }
-
-    fn beside(&self, state: &ClusterState, known: &Known) -> Result<Change, ApiError> {
+    /// The change, without transfers that moves under way already make.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn beside(&self, state: &ClusterState, known: &Known) -> Result<Change, ApiError> {
         let begins = match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => Begins::WhatIsNotThere,
             // This may drain the store.

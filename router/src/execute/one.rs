@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kindred_partition_config::ids::{Epoch, Revision};
+use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::plan::Call;
 use kindred_router_core::small::is_small;
@@ -13,9 +14,9 @@ use kindred_wire::rope::Rope;
 use tonic::{Status, Streaming};
 
 use super::fan_out::live::ReadPath;
-use super::fan_out::read::kind_at;
+use super::fan_out::read::at_future;
 use super::raise::raise;
-use super::{Deadline, Effect, attempt, by_map, call, fenced, is_future, over_batches};
+use super::{Deadline, Effect, attempt, by_map, call, fenced, over_batches};
 use crate::feeds::place::wire;
 use crate::stores::Store;
 use crate::stores::batch_stream::Op;
@@ -104,11 +105,10 @@ fn in_batch(method: Call) -> Method {
 }
 
 impl ReadPath {
-    /// A `Range` on one store. If the store says that the revision is in the future, another store of the Kind may have
-    /// assigned it and another router may have shown it; then this store is raised to it (R4).
+    /// A `Range` on one store, which follows to a revision that another router may have shown: [`at_future`].
     ///
     /// # Errors
-    /// The error of the store.
+    /// As there.
     pub async fn range_of_one(
         self: &Arc<Self>,
         to: To<'_>,
@@ -116,19 +116,14 @@ impl ReadPath {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Rope, Status> {
-        match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
-            Err(status) if is_future(&status) => {
-                self.follow(to, spread, &body, deadline, status).await?;
-                to.send(Call::Range, Effect::Read, body, deadline).await
-            }
-            answered => answered,
-        }
+        let ask = || to.send(Call::Range, Effect::Read, body.clone(), deadline);
+        self.of_one(to, spread, &body, deadline, ask).await
     }
 
     /// A `RangeStream` on one store; raises the store as [`ReadPath::range_of_one`] does.
     ///
     /// # Errors
-    /// The error of the store.
+    /// As there.
     pub async fn range_stream_of_one(
         self: &Arc<Self>,
         to: To<'_>,
@@ -136,29 +131,22 @@ impl ReadPath {
         body: Bytes,
         deadline: Deadline,
     ) -> Result<Opened, Status> {
-        match to.open(body.clone(), deadline).await {
-            Err(status) if is_future(&status) => {
-                self.follow(to, spread, &body, deadline, status).await?;
-                to.open(body, deadline).await
-            }
-            opened => opened,
-        }
+        self.of_one(to, spread, &body, deadline, || to.open(body.clone(), deadline)).await
     }
 
-    /// Raises a store that called the request's revision a future one. If no store of the Kind has reached the
-    /// revision, its answer stands and is returned as the error.
-    async fn follow(
+    async fn of_one<T, A: Future<Output = Result<T, Status>>>(
         self: &Arc<Self>,
         to: To<'_>,
         spread: &[KindPrefix],
         body: &Bytes,
         deadline: Deadline,
-        answer: Status,
-    ) -> Result<(), Status> {
-        let Ok(request) = peek::RangeRequest::parse(body) else { return Err(answer) };
-        let wanted = Revision(request.revision);
-        let stores = self.live(to.generation, deadline);
-        let kind = kind_at(&stores, spread, wanted).await?.ok_or(answer)?;
-        raise(to.store, vec![wire(&kind)], wanted, to.generation, deadline).await.map(drop)
+        ask: impl Fn() -> A,
+    ) -> Result<T, Status> {
+        let wanted = || Some(Revision(peek::RangeRequest::parse(body).ok()?.revision));
+        let stores = || self.live(to.generation, deadline);
+        let raise = async |kind: KeyRange, wanted| {
+            raise(to.store, vec![wire(&kind)], wanted, to.generation, deadline).await.map(drop)
+        };
+        at_future(stores, spread, wanted, ask, raise).await
     }
 }

@@ -73,6 +73,8 @@ impl StateKeeper {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::super::client::{Entries, Stored, Write};
     use super::*;
 
@@ -94,6 +96,14 @@ mod tests {
 
         async fn commit_under(&self, _: i64, _: Write) -> Result<bool, MetaError> {
             panic!("nothing is written")
+        }
+
+        async fn grant(&self, _: Duration) -> Result<i64, MetaError> {
+            panic!("no lease is needed")
+        }
+
+        async fn renew(&self, _: i64) -> Result<bool, MetaError> {
+            panic!("no lease is needed")
         }
 
         fn entries(&self) -> Arc<Entries> {

@@ -22,6 +22,8 @@ use crate::stores::failure::Failure;
 
 /// The time limit of every call except a watch.
 const DEADLINE: Duration = Duration::from_secs(3);
+/// The time limit of grants and renewals of leases.
+const SOON: Duration = Duration::from_secs(1);
 
 /// A value with its mod revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -119,9 +121,7 @@ impl MetaClient {
         KvClient::new(self.channel.clone()).max_decoding_message_size(usize::MAX)
     }
 
-    /// The lease API, for keys that must not outlive their writer.
-    #[must_use]
-    pub fn lease(&self) -> LeaseClient<Channel> {
+    fn lease(&self) -> LeaseClient<Channel> {
         LeaseClient::new(self.channel.clone())
     }
 
@@ -181,6 +181,33 @@ impl MetaClient {
         let request = pb::TxnRequest { compare, success, failure: Vec::new() };
         let answer = within(self.kv().txn(timed(request))).await.map_err(write_failed)?;
         Ok(answer.succeeded.then_some(answer.header.map_or(0, |header| header.revision)))
+    }
+
+    /// Grants a lease of so long, in whole seconds.
+    ///
+    /// # Errors
+    /// When meta cannot be asked.
+    pub async fn grant(&self, ttl: Duration) -> Result<i64, MetaError> {
+        let request = pb::LeaseGrantRequest { ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX), id: 0 };
+        let granted = soon(self.lease().lease_grant(request)).await?;
+        Ok(granted.id)
+    }
+
+    /// Renews a lease; `false` if it is over.
+    ///
+    /// # Errors
+    /// When meta cannot be asked.
+    pub async fn renew(&self, lease: i64) -> Result<bool, MetaError> {
+        let (requests, queue) = mpsc::channel(1);
+        // The queue is empty and its receiver is used below, so this cannot fail.
+        let _ = requests.try_send(pb::LeaseKeepAliveRequest { id: lease });
+        let mut client = self.lease();
+        let asked = async {
+            let answers = client.lease_keep_alive(ReceiverStream::new(queue)).await?;
+            let answer = answers.into_inner().message().await?;
+            Ok(tonic::Response::new(answer.ok_or_else(|| Status::unavailable("no answer"))?))
+        };
+        Ok(soon(asked).await?.ttl > 0)
     }
 
     /// Watches all keys of kindred from a revision on.
@@ -270,6 +297,14 @@ fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(DEADLINE);
     request
+}
+
+/// Applies [`SOON`]: a lease does not live much longer.
+async fn soon<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, MetaError> {
+    let answer = tokio::time::timeout(SOON, call).await;
+    let answer = answer
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {} s", SOON.as_secs()))));
+    Ok(answer.map_err(write_failed)?.into_inner())
 }
 
 /// Applies [`DEADLINE`] also on this side, because a dead peer does not honour the timeout in the request.

@@ -1,6 +1,7 @@
 //! The meta store of a real router, and its own view of it, behind [`MetaStore`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kindred_partition_config::state::ClusterState;
 
@@ -31,6 +32,14 @@ impl MetaStore for Live {
 
     async fn commit_under(&self, lease: i64, write: Write) -> Result<bool, MetaError> {
         self.meta.client.commit_under(lease, write).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<i64, MetaError> {
+        self.meta.client.grant(ttl).await
+    }
+
+    async fn renew(&self, lease: i64) -> Result<bool, MetaError> {
+        self.meta.client.renew(lease).await
     }
 
     fn entries(&self) -> Arc<Entries> {

@@ -2,6 +2,7 @@
 //! [`Live`](super::live::Live) is a real router's; a simulation has its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kindred_partition_config::state::ClusterState;
 
@@ -22,6 +23,10 @@ pub trait MetaStore {
     ) -> impl Future<Output = Result<Option<i64>, MetaError>>;
     /// Writes a key only if it is still attached to this lease.
     fn commit_under(&self, lease: i64, write: Write) -> impl Future<Output = Result<bool, MetaError>>;
+    /// Grants a lease of so long, in whole seconds.
+    fn grant(&self, ttl: Duration) -> impl Future<Output = Result<i64, MetaError>>;
+    /// Renews a lease; `false` if it is over.
+    fn renew(&self, lease: i64) -> impl Future<Output = Result<bool, MetaError>>;
     /// All keys as this router has last seen them.
     fn entries(&self) -> Arc<Entries>;
     /// Waits a little until [`MetaStore::entries`] contains this revision; whether it does.

@@ -62,6 +62,19 @@ pub fn modes(state: &ClusterState) -> Modes {
     Modes::new(state.revision, &state.salvaged().0.kinds)
 }
 
+/// Whether a state is to be used instead of the one in use: it is not older, and of the same cluster.
+#[must_use]
+pub fn replaces(state: &ClusterState, known: &ClusterState) -> bool {
+    if order(state) < order(known) {
+        return false;
+    }
+    if let Some(why) = foreign(known, state) {
+        tracing::error!(why, "a state of another cluster is not used");
+        return false;
+    }
+    true
+}
+
 /// Logs the fields of a state that have no effect, except those that were in the state before.
 pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) {
     let told = before.map(ClusterState::without_effect).unwrap_or_default();
@@ -91,11 +104,7 @@ impl StateKeeper {
     /// valid part is used: requests for the rest fail, and the next state is taken as usual.
     pub fn take(self: &Arc<Self>, state: Arc<ClusterState>) {
         self.cluster.known.send_if_modified(|known| {
-            if order(&state) < order(known) {
-                return false;
-            }
-            if let Some(why) = foreign(known, &state) {
-                tracing::error!(why, "a state of another cluster is not used");
+            if !replaces(&state, known) {
                 return false;
             }
             // Under the channel's lock, so that states are taken one at a time and in order.

@@ -313,6 +313,20 @@ pub async fn write(meta: &impl MetaStore, id: MoveId, lease: i64, writing: Writi
     }
 }
 
+/// Writes an operator's request for a move's coordinator. Returns meta's revision of it, `None` if another request was
+/// written meanwhile.
+///
+/// # Errors
+/// When meta cannot be asked.
+pub async fn ask(meta: &impl MetaStore, id: MoveId, request: &str) -> Result<Option<i64>, MetaError> {
+    let key = request_key(id);
+    let before = meta.get(&key).await?.map_or(0, |stored| stored.mod_revision);
+    let asked = Asked { request: request.to_owned(), refused: None };
+    // A struct of strings always serialises.
+    let write = Write::put(key.clone(), serde_json::to_vec(&asked).unwrap_or_default());
+    meta.commit(&[Expect { key, mod_revision: before }], vec![write]).await
+}
+
 /// Deletes a claim.
 ///
 /// # Errors

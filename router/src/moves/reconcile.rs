@@ -142,6 +142,38 @@ fn next(
     Ok(next)
 }
 
+/// Why meta and the shards were not made to agree.
+#[derive(Debug)]
+pub enum NotMade<E> {
+    /// This shard did not answer, with the reason. Nothing is done without it.
+    Silent(String, String),
+    /// Meta cannot be written, or the resulting state would not be valid.
+    Meta(ChangeError<E>),
+}
+
+/// Makes both agree: [`apply_to_meta`], then the plan's calls to shards. Returns the plan, and the first call that failed
+/// with the reason; those behind it are not made, because they may depend on it.
+///
+/// # Errors
+/// When a shard did not answer, or meta cannot be written.
+pub async fn apply<E: From<Vec<FieldError>>>(
+    router: &impl UnitStores,
+    meta: &impl MetaStore,
+    heard: &Heard,
+) -> Result<(Plan, Option<(Call, String)>), NotMade<E>> {
+    if let Some((store, why)) = heard.silent.first() {
+        return Err(NotMade::Silent(store.clone(), why.clone()));
+    }
+    let plan = apply_to_meta(meta, heard).await.map_err(NotMade::Meta)?;
+    for one in &plan.calls {
+        if let Err(why) = call(router, one).await {
+            let failed = Some((one.clone(), why));
+            return Ok((plan, failed));
+        }
+    }
+    Ok((plan, None))
+}
+
 /// Makes one call of a plan to a shard.
 ///
 /// # Errors

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_partition_config::ids::MoveId;
 use kindred_partition_config::map::StoreIdx;
 use kindred_router_core::moves::machine::{Status, TICK};
 use kindred_router_core::moves::record::MoveRecord;
@@ -54,7 +53,7 @@ impl Runner {
     }
 
     /// Runs until the move is over or another router has taken it over.
-    pub(super) async fn run(mut self) -> MoveId {
+    pub(super) async fn run(mut self) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut report = tokio::time::interval(REPORT);
@@ -74,7 +73,7 @@ impl Runner {
                 Status::Running => {}
                 Status::Fenced => {
                     tracing::warn!(move_id = id.0, "another router has taken the move over");
-                    return id;
+                    return;
                 }
                 Status::Over => break,
             }
@@ -101,7 +100,6 @@ impl Runner {
         self.write(report);
         self.settle_writes().await;
         self.leave().await;
-        id
     }
 
     /// The stores of the move that were removed or replaced since.

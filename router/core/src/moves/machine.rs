@@ -376,6 +376,10 @@ impl Machine {
             self.status = Status::Over;
             return;
         }
+        if mine && old.term < self.seen {
+            // Meta has lost what was written with the terms between.
+            self.units.values_mut().for_each(UnitState::doubt);
+        }
         if mine && !self.holds {
             self.holds = true;
             self.began();
@@ -465,6 +469,11 @@ impl Machine {
                 unit.retry_at = now + self.settings.retry;
                 self.read = true;
                 self.seen = self.seen.max(seen);
+            }
+            Answer::Failed { .. } if matches!(name, StepName::Track | StepName::Forget) => {
+                // The owner may be frozen by an attempt that the record does not know.
+                unit.doubt();
+                unit.retry_at = now + self.settings.retry;
             }
             _ => {
                 if matches!(name, StepName::Tail | StepName::ReverseTail) {

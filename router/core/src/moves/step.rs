@@ -69,6 +69,8 @@ steps! {
     Open = "open",
     /// Meta: give the attempt up; only then may the owner be unfrozen.
     CancelAttempt = "cancel-attempt",
+    /// Follower: do not open the unit for any earlier attempt; refused if it has.
+    Unseal = "unseal",
     /// Owner: serve the unit again.
     Unfreeze = "unfreeze",
     /// Like `Tail`, after a switch: keeps the way back open.

@@ -26,8 +26,7 @@ use crate::stabs::Stabs;
 
 /// Messages made ahead for the client; while so many are queued, no watch on a feed is read.
 const READY_MAX: usize = 4;
-/// Maximum size of a fragment, as in etcd: the request limit of 1.5 MiB and 512 KiB for the message around it.
-const FRAGMENT_BYTES: usize = 2 << 20;
+
 impl<O: Outside> Session<O> {
     /// Follows a feed, if the session does not yet, and returns its number.
     pub(super) fn follow_feed(&mut self, key: FeedKey, generation: Epoch) -> FeedNo {
@@ -400,7 +399,7 @@ impl<O: Outside> Session<O> {
             watch_id: watch.client_id,
             ..WatchHead::default()
         };
-        let fragment_bytes = side.fragment.then_some(FRAGMENT_BYTES);
+        let fragment_bytes = side.fragment.then_some(self.settings.fragment_bytes);
         message::with_events(head, &events, fragment_bytes, |message| self.outgoing.push_back(message));
         self.show(uid, header.get());
         self.follow(commands);

@@ -19,11 +19,19 @@ pub struct Settings {
     pub look_bytes: usize,
     /// How often an idle watch with `progress_notify` gets a notification.
     pub notify: Duration,
+    /// Maximum size of a fragment. The default is etcd's: the request limit of 1.5 MiB, and 512 KiB for the message
+    /// around it.
+    pub fragment_bytes: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { take_bytes: 64 << 10, look_bytes: 1 << 20, notify: Duration::from_secs(5) }
+        Self {
+            take_bytes: 64 << 10,
+            look_bytes: 1 << 20,
+            notify: Duration::from_secs(5),
+            fragment_bytes: 2 << 20,
+        }
     }
 }
 

@@ -226,11 +226,17 @@ impl Hardship {
 
     fn unit(&mut self, name: StepName, call: &UnitCall) -> Answer {
         let failed = |reason: &str| Answer::Failed { reason: reason.to_owned() };
-        let at_follower = matches!(name, StepName::Release | StepName::Drop | StepName::Seal);
+        let at_follower =
+            matches!(name, StepName::Release | StepName::Drop | StepName::Seal | StepName::Unseal);
         let one = if at_follower { call.follower } else { call.owner };
         let ends = matches!(
             name,
-            StepName::Unfreeze | StepName::Open | StepName::Forget | StepName::Release | StepName::Drop
+            StepName::Unfreeze
+                | StepName::Unseal
+                | StepName::Open
+                | StepName::Forget
+                | StepName::Release
+                | StepName::Drop
         );
         if ends && self.is_removed(one) {
             return Answer::Done;

@@ -171,6 +171,12 @@ impl Shard {
         let failed = |reason: &str| Answer::Failed { reason: reason.to_owned() };
         let before = match (self.state(unit), export.after) {
             (Some(State::Following { .. }), None) => return Answer::Done,
+            // A call of this attempt that arrives late.
+            (Some(State::Following { through }), Some(_))
+                if export.through <= through && self.at(unit).is_some_and(|unit| unit.sealed) =>
+            {
+                return Answer::Done;
+            }
             (Some(State::Following { through }), Some(after)) if after <= through => through,
             (Some(State::Following { .. }), Some(_)) => return failed("a gap"),
             (None | Some(State::Gone), None) => -1,
@@ -251,7 +257,7 @@ impl Shard {
         let state = self.state(unit);
         match (name, state) {
             (StepName::Track, None | Some(State::Owned)) => self.set(unit, State::Tracked, None),
-            (StepName::Track, Some(State::Tracked | State::Frozen { .. })) => {}
+            (StepName::Track, Some(State::Tracked)) => {}
             (StepName::Freeze, Some(State::Tracked | State::Owned)) => {
                 self.set(unit, State::Frozen { last: self.clock, since: now }, None);
                 return Answer::Frozen {
@@ -267,7 +273,13 @@ impl Shard {
                     self.set(unit, State::Tracked, None);
                 }
             }
-            (StepName::Unfreeze | StepName::AttachLeases, _) => {}
+            (StepName::Unseal, Some(State::Following { .. })) => {
+                if let Some(record) = self.at(unit) {
+                    record.sealed = false;
+                }
+            }
+            (StepName::Unseal, Some(State::Owned | State::Tracked)) => return failed("opened here"),
+            (StepName::Unfreeze | StepName::Unseal | StepName::AttachLeases, _) => {}
             (StepName::Seal, Some(State::Following { through })) => {
                 if through < call.final_revision.get() {
                     return Answer::Lost { reason: format!("only up to {through}") };
@@ -299,7 +311,11 @@ impl Shard {
                 self.set(unit, State::Following { through: last }, Some(call.epoch));
             }
             (StepName::Release, None | Some(State::Following { .. } | State::Gone)) => {}
-            (StepName::Open, Some(State::Following { .. })) => self.set(unit, State::Owned, Some(call.epoch)),
+            (StepName::Open, Some(State::Following { .. }))
+                if self.at(unit).is_some_and(|unit| unit.sealed) =>
+            {
+                self.set(unit, State::Owned, Some(call.epoch));
+            }
             (StepName::Open, Some(State::Owned | State::Tracked)) => {}
             (StepName::Drop, Some(State::Following { .. })) if self.is(Mutation::DropIgnored) => {}
             (StepName::Drop, Some(State::Following { .. })) => {

@@ -465,7 +465,8 @@ impl World {
             ) => Call::Through,
             (What::Unit(_), StepName::Verify) => Call::Export { after: None },
             (What::Unit(call), name) => {
-                let at_follower = matches!(name, StepName::Seal | StepName::Release | StepName::Drop);
+                let at_follower =
+                    matches!(name, StepName::Seal | StepName::Unseal | StepName::Release | StepName::Drop);
                 let store = if at_follower { call.follower } else { call.owner };
                 Call::Store { store: usize::from(store.0), name }
             }

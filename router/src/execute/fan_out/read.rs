@@ -103,6 +103,34 @@ pub async fn kind_at<S: Reading>(
     Ok(None)
 }
 
+/// Asks one store. If it says that the revision of the read is in the future, another store of the Kind may have assigned
+/// it and another router may have shown it: then this store is raised to it and asked again (R4). If no store of the Kind
+/// has reached the revision, the first answer stands.
+///
+/// # Errors
+/// The error of the store; `Unavailable` naming another store that is away or cannot follow.
+pub async fn at_future<S: Reading, T, A, R>(
+    stores: impl FnOnce() -> S,
+    spread: &[KindPrefix],
+    wanted: impl FnOnce() -> Option<Revision>,
+    ask: impl Fn() -> A,
+    raise: impl FnOnce(KeyRange, Revision) -> R,
+) -> Result<T, Status>
+where
+    A: Future<Output = Result<T, Status>>,
+    R: Future<Output = Result<(), Status>>,
+{
+    match ask().await {
+        Err(status) if is_future(&status) => {
+            let Some(wanted) = wanted() else { return Err(status) };
+            let kind = kind_at(&stores(), spread, wanted).await?.ok_or(status)?;
+            raise(kind, wanted).await?;
+            ask().await
+        }
+        answered => answered,
+    }
+}
+
 fn is_compacted(status: &Status) -> bool {
     grpc::etcd_error(status) == Some(EtcdError::Compacted)
 }

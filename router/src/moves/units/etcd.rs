@@ -363,7 +363,7 @@ impl LegSteps<Arc<Mover>> {
                         |doc: &mut FenceDoc, by: &FencedUnit, call: &UnitCall| doc.release(by, call.epoch);
                     Some(self.fence_done(follower, release).await)
                 }
-                StepName::Drop => Some(Ok(self.all_done())),
+                StepName::Drop | StepName::Unseal => Some(Ok(self.all_done())),
                 _ => None,
             };
         }

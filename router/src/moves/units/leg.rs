@@ -53,7 +53,7 @@ impl<S: UnitStores> LegSteps<S> {
     pub async fn run(&self, name: StepName) -> Vec<Answer> {
         let ends = match name {
             StepName::Unfreeze | StepName::Open | StepName::Forget => Some(self.source()),
-            StepName::Release | StepName::Drop => Some(self.target()),
+            StepName::Release | StepName::Drop | StepName::Unseal => Some(self.target()),
             _ => None,
         };
         if ends.is_some_and(|store| self.stores.is_removed(store)) {
@@ -112,6 +112,9 @@ impl<S: UnitStores> LegSteps<S> {
             }
             StepName::Unfreeze => {
                 self.ask(owner, |by, _| Call::Unfreeze(pb::UnfreezeRequest { r#move: by })).await
+            }
+            StepName::Unseal => {
+                self.ask(follower, |by, _| Call::Unseal(pb::UnsealRequest { r#move: by })).await
             }
             StepName::Drop => {
                 let call =

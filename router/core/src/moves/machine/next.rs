@@ -123,8 +123,13 @@ impl Machine {
     fn finish_decisions(&mut self, now: Duration, steps: &mut Vec<Step>) {
         for at in self.all_units() {
             let unit = &self.units[&at];
-            let due =
-                [StepName::Unfreeze, StepName::Release, StepName::Open].map(|name| (unit.owes(name), name));
+            let in_doubt = unit.owes(StepName::Unseal);
+            let due = [
+                (in_doubt, StepName::Unseal),
+                (unit.owes(StepName::Unfreeze) && !in_doubt, StepName::Unfreeze),
+                (unit.owes(StepName::Release), StepName::Release),
+                (unit.owes(StepName::Open), StepName::Open),
+            ];
             for (_, name) in due.into_iter().filter(|(due, _)| *due) {
                 self.call(name, at, now, steps);
             }

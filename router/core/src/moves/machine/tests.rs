@@ -83,11 +83,12 @@ impl Bench {
             }
             What::Unit(call) if call.term < self.seen => Answer::Stale { seen: self.seen },
             What::Unit(call) if self.dead.is_some_and(|dead| call.owner == dead || call.follower == dead) => {
-                let at_follower = matches!(step.name, StepName::Release | StepName::Drop);
+                let at_follower = matches!(step.name, StepName::Release | StepName::Drop | StepName::Unseal);
                 let store = if at_follower { call.follower } else { call.owner };
                 let ends = matches!(
                     step.name,
                     StepName::Unfreeze
+                        | StepName::Unseal
                         | StepName::Open
                         | StepName::Forget
                         | StepName::Release

@@ -33,7 +33,8 @@ pub(super) struct UnitState {
     pub sealed: Option<u64>,
     /// Steps that were done and have not come to nothing since: those that prepare an attempt, `Drop` and `Forget`.
     done: BTreeSet<StepName>,
-    /// Steps that follow from an attempt that is over: `Unfreeze`, where the owner may be frozen, `Release` and `Open`.
+    /// Steps that follow from an attempt that is over: `Unfreeze`, where the owner may be frozen, `Release` and `Open`;
+    /// and `Unseal`, see [`UnitState::doubt`].
     owed: BTreeSet<StepName>,
     /// How far the follower is behind; `None` before the first round.
     pub lag: Option<Duration>,
@@ -89,7 +90,7 @@ impl UnitState {
         match name {
             StepName::ImportLast if self.stage == Stage::Frozen => self.stage = Stage::Imported,
             StepName::Confirm if self.stage == Stage::Sealed => self.stage = Stage::Confirmed,
-            StepName::Release | StepName::Open | StepName::Unfreeze => {
+            StepName::Release | StepName::Open | StepName::Unseal | StepName::Unfreeze => {
                 self.owed.remove(&name);
             }
             StepName::Track
@@ -135,6 +136,13 @@ impl UnitState {
     /// A store did not answer for it.
     pub fn not_followed(&mut self) {
         (self.lag, self.followed_at) = (None, None);
+    }
+
+    /// An attempt that the record does not know may have frozen the owner: meta has lost what was written of it. That
+    /// attempt may also have been decided, so the owner serves again only when the follower no longer can: one that
+    /// has opened the unit refuses to be unsealed, and one that has not will not.
+    pub fn doubt(&mut self) {
+        self.owed.extend([StepName::Unseal, StepName::Unfreeze]);
     }
 
     /// The attempt was given up.

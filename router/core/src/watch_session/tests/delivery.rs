@@ -10,7 +10,8 @@ use super::client::{Client, configmaps, pods, range};
 use super::fake::{delete, put, sized};
 
 /// Reads end behind every revision.
-const SMALL: Settings = Settings { take_bytes: 1, look_bytes: 1, notify: Duration::from_secs(5) };
+const SMALL: Settings =
+    Settings { take_bytes: 1, look_bytes: 1, notify: Duration::from_secs(5), fragment_bytes: 2 << 20 };
 
 fn of(id: i64, heard: &[String]) -> Vec<String> {
     let id = format!("{id} ");

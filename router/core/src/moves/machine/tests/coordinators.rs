@@ -52,6 +52,49 @@ fn f16_a_term_that_a_store_has_seen_is_taken_up() {
     bench.to(Phase::Switched);
 }
 
+/// Meta has lost an attempt, which has frozen the owners. They refuse calls of a unit that is not frozen.
+fn with_a_lost_attempt(seen: Term) -> Bench {
+    let (mut bench, frozen) = (Bench::new(), std::cell::Cell::new(true));
+    bench.seen = seen;
+    bench.answers = Box::new(move |name| {
+        if name == StepName::Unfreeze {
+            frozen.set(false);
+        }
+        let refused = || Answer::Failed { reason: "the unit is frozen".to_owned() };
+        (frozen.get() && name == StepName::Track).then(refused)
+    });
+    bench
+}
+
+/// Seed 5714 of the simulation: the move did not end, and its keys were not served.
+#[test]
+fn owners_that_a_lost_attempt_has_frozen_serve_again_once_the_follower_cannot_open() {
+    for seen in [Term(0), Term(40)] {
+        let mut bench = with_a_lost_attempt(seen);
+        bench.go(Duration::from_secs(1), |record| record.phase == Phase::CatchingUp);
+        assert!((bench.count("unseal"), bench.count("unfreeze")) >= (3, 3), "{:?}", bench.log);
+        for unit in ["0.0", "0.1", "1.0"] {
+            let first = |step: &str| bench.log.iter().position(|line| *line == format!("{step} {unit}"));
+            assert!(first("unseal") < first("unfreeze"), "{:?}", bench.log);
+        }
+        bench.to(Phase::Switched);
+    }
+}
+
+/// The lost attempt was decided, and the follower has opened the units. Only reconciling with the stores helps.
+#[test]
+fn owners_that_a_lost_attempt_has_frozen_do_not_serve_again_after_a_decision() {
+    let mut bench = with_a_lost_attempt(Term(40));
+    let frozen = bench.answers;
+    bench.answers = Box::new(move |name| match name {
+        StepName::Unseal => Some(Answer::Failed { reason: "the unit is owned".to_owned() }),
+        _ => frozen(name),
+    });
+    bench.go(Duration::from_secs(10), |_| false);
+    assert!(bench.count("unseal") > 3 && bench.count("unfreeze") == 0, "{:?}", bench.log);
+    assert_eq!(bench.record.phase, Phase::Copying);
+}
+
 #[test]
 fn f16_of_two_records_of_a_move_the_later_one_is_known() {
     let mut bench = Bench::new();
