@@ -36,6 +36,8 @@ pub struct Clients {
     pub routers: RefCell<Vec<Option<Rc<Router>>>>,
     /// Operators move Kinds in this run.
     pub moving: bool,
+    /// Whether the meta store may lose its last writes.
+    pub forgetful: bool,
     /// Stores restart in this run, and their disks fail.
     pub restarting: bool,
     /// Clients that are not done.

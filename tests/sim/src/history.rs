@@ -428,6 +428,8 @@ pub struct Record {
     pub kinds: Vec<KeyRange>,
     /// Every map that was decided, with when; in the order of their generations.
     pub maps: Vec<(Order, Arc<Routes>)>,
+    /// Whether the meta store has lost writes.
+    pub meta_lost: bool,
     /// Every freeze of a unit.
     pub freezes: Vec<Freeze>,
     /// Moves that began.

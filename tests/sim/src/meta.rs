@@ -1,5 +1,5 @@
 //! The meta store: keys under compare-and-swap, leases, and watches, each as far from a router as the network has it. It
-//! can be away, and lose the answer to a transaction.
+//! can be away, lose the answer to a transaction, and come back with older data, or none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -120,6 +120,27 @@ impl MetaStore {
         self.break_all(router);
         let store = self.clone();
         self.world.after(how_long, NATURE, move || set(&store, false));
+    }
+
+    /// It comes back after so long without its last writes.
+    pub fn roll_back(self: &Rc<Self>, writes: usize, how_long: Micros) {
+        self.lose(None, how_long);
+        let data = &mut *self.data.borrow_mut();
+        let upto = data.revision.saturating_sub(i64::try_from(writes).unwrap_or(i64::MAX)).max(0);
+        self.world.note(format_args!("meta goes back from {} to {upto}", data.revision));
+        data.log.retain(|(revision, _)| *revision <= upto);
+        data.revision = upto;
+        data.keys.clear();
+        for (revision, event) in &data.log {
+            let Some(kv) = &event.kv else { continue };
+            let key = String::from_utf8_lossy(&kv.key).into_owned();
+            if event.r#type == i32::from(EventType::Delete) {
+                data.keys.remove(&key);
+            } else {
+                data.keys
+                    .insert(key, Kept { value: kv.value.clone(), mod_revision: *revision, lease: kv.lease });
+            }
+        }
     }
 
     /// Everybody can reach it.
@@ -306,6 +327,7 @@ impl MetaStore {
                 let mut kv = mvccpb::KeyValue {
                     key: key.clone().into(),
                     mod_revision: revision,
+                    lease,
                     ..mvccpb::KeyValue::default()
                 };
                 let kind = match value {

@@ -172,6 +172,7 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         routers,
         moving,
         restarting: !moving || (modes.is_some() && world.chance(50)),
+        forgetful: world.chance(40),
         busy: Cell::new(0),
         over: Cell::new(false),
         seen: RefCell::new(vec![Vec::new(); KINDS]),
@@ -203,6 +204,9 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     }
     world.note(format_args!("calm"));
     history.write().calm_at = world.now();
+    if history.read().meta_lost {
+        world.spawn(NATURE, client::admin::repair(clients.clone()));
+    }
     world.run_until(world.now() + SETTLE);
     note_end(&history, &shards);
     end::note(&history, &meta, &shards);
@@ -269,6 +273,10 @@ async fn make_trouble(
         let (router, store) = (clients.any_router(), world.index(shards.len()));
         let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
         match world.below(16) {
+            15 if clients.moving && clients.forgetful && world.chance(60) => {
+                clients.history.write().meta_lost = true;
+                clients.meta.roll_back(*world.pick(&[1, 2, 3, 5, usize::MAX]), how_long.max(5 * MS));
+            }
             15 => clients.meta.lose(world.chance(50).then_some(router), how_long),
             0..=3 => {
                 world.note(format_args!("r{router} loses s{store} for {how_long}"));

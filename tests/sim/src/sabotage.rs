@@ -41,4 +41,6 @@ pub enum Sabotage {
     NoTakeover,
     /// A decision is recorded of the move, and its map is not (R15).
     LostMap,
+    /// A router that knows a newer state than the meta store has does not give it back.
+    KeepsState,
 }

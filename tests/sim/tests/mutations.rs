@@ -113,3 +113,8 @@ fn moves_that_nobody_takes_over() {
 fn a_decision_without_its_map() {
     is_noticed(Sabotage::LostMap, "owners_agree");
 }
+
+#[test]
+fn a_router_that_does_not_give_the_state_back() {
+    is_noticed(Sabotage::KeepsState, "owners_agree");
+}

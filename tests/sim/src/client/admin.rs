@@ -1,95 +1,128 @@
-//! Operators: they move, split and merge Kinds, and abort, reverse and complete moves, through any router.
+//! Operators: they move, split, merge and drain, edit configurations, abort, reverse and complete moves, and reconcile,
+//! through any router. What a router does then is the product's.
 
 use std::rc::Rc;
 
-use kindred_partition_config::ids::{MoveId, StoreName};
-use kindred_partition_config::state::{Change, ClusterState};
-use kindred_partition_config::validate::FieldError;
-use kindred_router::meta::change::change_state;
-use kindred_router::meta::client::{Expect, Write};
+use kindred_partition_config::ids::MoveId;
+use kindred_partition_config::state::ClusterState;
+use kindred_router::admin::status::ApiError;
+use kindred_router::admin::verbs::{self, Verb};
 use kindred_router::meta::store::MetaStore as _;
-use kindred_router::meta::{MetaError, Next};
-use kindred_router::moves::begin::{begin, used_numbers};
-use kindred_router::moves::desk::Asked;
-use kindred_router::moves::{records, request_key};
-use kindred_router_core::moves::conflict::{self, Begins};
+use kindred_router::meta::{ChangeError, MetaError};
+use kindred_router::moves::begin::used_numbers;
+use kindred_router::moves::{desk, reconcile, records};
+use serde_json::{Value, json};
 
 use super::Clients;
 use crate::router::moves::{Meta, Stores};
 use crate::router::{Fail, Router};
-use crate::world::MS;
+use crate::world::{MS, SECOND, World};
 
-/// Where ranges are cut; keys lie between these.
-const CUTS: [&str; 3] = ["h", "l", "s"];
+/// Where ranges are split; keys lie between these.
+const SPLITS: [&str; 3] = ["h", "l", "s"];
 
-/// A change that an operator asks for.
+/// A change that an operator asks for: the name of the verb, and the request's body.
 #[derive(Debug, Clone)]
-pub enum Verb {
-    /// Moves a Kind.
-    Move(&'static str, StoreName),
-    /// Gives names from one on to another store.
-    Split(&'static str, &'static str, StoreName),
-    /// Joins all ranges of a Kind.
-    Merge(&'static str, StoreName),
-}
+pub struct Change(&'static str, Value);
 
-impl Verb {
-    fn change(&self, state: &ClusterState) -> Result<Change, Vec<FieldError>> {
-        match self {
-            Self::Move(kind, to) => state.move_kind(kind, to),
-            Self::Split(kind, at, to) => state.split(kind, at, to),
-            Self::Merge(kind, to) => state.merge(kind, None, Some(to)),
+impl Change {
+    /// Any change of a Kind or of a store.
+    fn any(world: &World, state: &ClusterState, kind: &str) -> Self {
+        let store = || format!("s{}", world.index(state.stores.len()));
+        match world.below(20) {
+            0..=8 => Self("move", json!({ "kind": kind, "to": store() })),
+            9..=13 => Self("split", json!({ "kind": kind, "at": world.pick(&SPLITS), "to": store() })),
+            14 | 15 => Self("merge", json!({ "kind": kind, "to": store() })),
+            16 => Self("drain", json!({ "store": store() })),
+            _ => Self("apply", json!({ "items": [edited(world, state, store())] })),
         }
     }
 }
 
+/// One of the configurations with another store, or with one store more or less on its ring.
+fn edited(world: &World, state: &ClusterState, store: String) -> Value {
+    let mut config = world.pick(&state.configs).clone();
+    let store = kindred_partition_config::ids::StoreName(store);
+    match &mut config.ring {
+        Some(ring) if ring.stores.contains(&store) => ring.stores.retain(|of| *of != store),
+        Some(ring) => ring.stores.push(store),
+        None => config.service_group_id = Some(store),
+    }
+    let mut item = serde_json::to_value(config).expect("a configuration has string keys only");
+    item["kind"] = json!("DataPartitionConfig");
+    item
+}
+
 impl Router {
-    /// As `make` in `admin/verbs.rs`.
+    /// Makes a change.
     ///
     /// # Errors
     /// When it is refused, or meta cannot be written.
-    pub async fn change(self: &Rc<Self>, verb: &Verb) -> Result<Vec<MoveId>, String> {
+    pub async fn change(self: &Rc<Self>, change: &Change) -> Result<Vec<MoveId>, String> {
         let meta = Meta::of(self);
-        let settled = |state: &ClusterState| {
-            let change = verb.change(state).map_err(|errors| format!("{errors:?}"))?;
-            let known = records(&meta.entries());
-            let moves = known.values().map(|(record, _)| record);
-            let change = conflict::beside(state, change, moves, Begins::WhatIsNotThere);
-            Ok::<_, String>((change.map_err(|conflict| conflict.to_string())?, known))
-        };
-        let used = match settled(&meta.state()) {
-            Ok((change, _)) => used_numbers(&Stores(self.clone()), &change).await,
+        let refused = |error: ApiError| format!("{error:?}");
+        let verb = Verb::of(change.0, change.1.to_string().as_bytes()).map_err(refused)?;
+        let planned = verb.beside(&meta.state(), &records(&meta.entries()));
+        let used = match planned {
+            Ok(change) => used_numbers(&Stores(self.clone()), &change).await,
             Err(_) => 0,
         };
-        let mut began = Vec::new();
-        let changed = change_state(&meta, |state| {
-            let (change, known) = settled(state)?;
-            let (next, moves) = begin(state, &change, &known, used);
-            let same = next.state.configs == state.configs && next.state.map == state.map && moves.is_empty();
-            began = moves;
-            Ok::<_, String>(if same { Next::from(state.clone()) } else { next })
-        });
-        changed.await.map_err(|error| error.to_string())?;
-        Ok(began)
+        match verbs::write(&meta, &verb, used).await {
+            Ok(made) => Ok(made.moves),
+            Err(ChangeError::Refused(error)) => Err(refused(error)),
+            Err(ChangeError::Meta(error)) => Err(error.to_string()),
+        }
     }
 
-    /// As `ask` in `admin/moves.rs`, without waiting for the answer.
+    /// Makes the stores and the meta store agree about who owns what. Returns what it found.
+    ///
+    /// # Errors
+    /// When a store cannot be asked, or something of it cannot be done.
+    pub async fn reconcile(self: &Rc<Self>) -> Result<Vec<String>, String> {
+        let (meta, stores) = (Meta::of(self), Stores(self.clone()));
+        let heard = reconcile::ask(&stores, &meta.state()).await;
+        match reconcile::apply::<ApiError>(&stores, &meta, &heard).await {
+            Ok((plan, None)) => Ok(plan.found),
+            Ok((_, Some(failed))) => Err(format!("{failed:?}")),
+            Err(refused) => Err(format!("{refused:?}")),
+        }
+    }
+
+    /// Asks something of the coordinator of a move.
     ///
     /// # Errors
     /// When meta cannot be written.
     pub async fn ask_move(self: &Rc<Self>, id: MoveId, request: &str) -> Result<bool, MetaError> {
-        let (meta, key) = (Meta::of(self), request_key(id));
-        let before = meta.get(&key).await?.map_or(0, |stored| stored.mod_revision);
-        let asked = Asked { request: request.to_owned(), refused: None };
-        let write = Write::put(key.clone(), serde_json::to_vec(&asked).unwrap_or_default());
-        Ok(meta.commit(&[Expect { key, mod_revision: before }], vec![write]).await?.is_some())
+        Ok(desk::ask(&Meta::of(self), id, request).await?.is_some())
     }
+}
+
+/// An operator who has heard that the meta store lost data: reconciles, and ends the moves that do not end.
+pub async fn repair(clients: Rc<Clients>) {
+    let world = clients.world.clone();
+    loop {
+        world.sleep(4 * SECOND).await;
+        let (found, _) =
+            clients.ask(0, |router| async move { Ok::<_, Fail>(router.reconcile().await) }).await;
+        world.note(format_args!("reconcile: {found:?}"));
+        for id in open(&clients) {
+            let asks =
+                move |router: Rc<Router>| async move { Ok::<_, Fail>(router.ask_move(id, "abort").await) };
+            let (asked, _) = clients.ask(0, asks).await;
+            world.note(format_args!("abort move {}: {asked:?}", id.0));
+        }
+    }
+}
+
+/// The moves that are not over.
+fn open(clients: &Clients) -> Vec<MoveId> {
+    let records = records(&clients.meta.entries()).into_values();
+    records.filter(|(of, _)| !of.phase.is_over()).map(|(of, _)| of.id).collect()
 }
 
 /// An operator with so much to do.
 pub async fn run(clients: Rc<Clients>, changes: usize) {
     let world = clients.world.clone();
-    let stores = clients.topology.slots.len();
     for _ in 0..changes {
         clients.pause().await;
         world.sleep(world.between(MS, 500 * MS)).await;
@@ -97,14 +130,13 @@ pub async fn run(clients: Rc<Clients>, changes: usize) {
             return;
         }
         let router = clients.any_router();
-        let open: Vec<MoveId> = {
-            let entries = clients.meta.entries();
-            records(&entries)
-                .into_values()
-                .filter(|(of, _)| !of.phase.is_over())
-                .map(|(of, _)| of.id)
-                .collect()
-        };
+        if world.chance(10) {
+            let (found, _) =
+                clients.ask(router, |router| async move { Ok::<_, Fail>(router.reconcile().await) }).await;
+            world.note(format_args!("reconcile: {found:?}"));
+            continue;
+        }
+        let open = open(&clients);
         if !open.is_empty() && world.chance(50) {
             let (id, request) = (*world.pick(&open), *world.pick(&["abort", "reverse", "complete", "abort"]));
             world.note(format_args!("{request} move {}", id.0));
@@ -115,17 +147,14 @@ pub async fn run(clients: Rc<Clients>, changes: usize) {
             continue;
         }
         let kind = clients.topology.kind_name(clients.any_kind());
-        let to = StoreName(format!("s{}", world.index(stores)));
-        let verb = match world.below(10) {
-            0..=5 => Verb::Move(kind, to),
-            6..=8 => Verb::Split(kind, CUTS[world.index(CUTS.len())], to),
-            _ => Verb::Merge(kind, to),
-        };
-        let what = format!("{verb:?}");
-        let (made, _) =
-            clients.ask(router, move |router| async move { Ok::<_, Fail>(router.change(&verb).await) }).await;
-        world.note(format_args!("{what}: {made:?}"));
-        if let Ok(Ok(began)) = made {
+        let (made, _) = clients
+            .ask(router, move |router| async move {
+                let change = Change::any(&router.world, &Meta::of(&router).state(), kind);
+                Ok::<_, Fail>((format!("{change:?}"), router.change(&change).await))
+            })
+            .await;
+        world.note(format_args!("{made:?}"));
+        if let Ok((_, Ok(began))) = made {
             clients.history.write().moves += began.len() as u64;
         }
     }

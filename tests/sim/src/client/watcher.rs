@@ -40,6 +40,8 @@ struct Connection {
     ids: Cell<i64>,
     /// Creates without an answer, in order: a refusal does not say which one it is of.
     creating: RefCell<VecDeque<i64>>,
+    /// The events of a message whose last fragment has not come, with their watch.
+    begun: RefCell<Option<(i64, Vec<Got>)>>,
 }
 
 impl Connection {
@@ -91,6 +93,7 @@ impl Connection {
             last: Cell::new(0),
             ids: Cell::new(0),
             creating: RefCell::default(),
+            begun: RefCell::default(),
         }
     }
 
@@ -127,7 +130,7 @@ impl Connection {
                 no_delete,
                 prev_kv,
                 watch_id: id,
-                fragment: false,
+                fragment: clients.world.chance(30),
             })
         };
         self.request(clients, request);
@@ -137,9 +140,26 @@ impl Connection {
         self.send(clients, move |session| session.request(request.into()));
     }
 
-    /// What a message says.
-    fn heard(&self, message: &Bytes) -> Heard {
+    /// What a message says; `None` for a fragment that is not the last one.
+    fn heard(&self, message: &Bytes) -> Option<Heard> {
         let response = WatchResponse::parse(message).expect("a router writes watch responses");
+        let begun = self.begun.borrow_mut().take();
+        if begun.is_none() && !response.fragment {
+            return Some(self.of_whole(&response, message));
+        }
+        let (id, mut events) = begun.unwrap_or((response.watch_id, Vec::new()));
+        assert_eq!(id, response.watch_id, "the fragments of a message come one after the other");
+        assert!(response.events > 0, "only events are in fragments");
+        events.extend(watch_events(message).map(|event| got(event.expect("an event"))));
+        if response.fragment {
+            self.begun.replace(Some((id, events)));
+            return None;
+        }
+        let header = Revision(response.header.map_or(0, |header| header.revision));
+        Some(Heard::Events { watch: id, header, events })
+    }
+
+    fn of_whole(&self, response: &WatchResponse<'_>, message: &Bytes) -> Heard {
         let header = Revision(response.header.map_or(0, |header| header.revision));
         let id = response.watch_id;
         if response.created {
@@ -219,7 +239,9 @@ async fn read(clients: &Rc<Clients>, connection: &Connection, restless: bool, sl
             }
             continue;
         };
-        hear(clients, connection, connection.heard(&message));
+        if let Some(heard) = connection.heard(&message) {
+            hear(clients, connection, heard);
+        }
         if slow && !over && world.chance(20) {
             world.sleep(world.between(MS, 3 * SECOND)).await;
         }

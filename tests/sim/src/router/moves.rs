@@ -2,11 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_partition_config::ids::{Epoch, LeaseId, MoveId};
+use futures_util::future::{Either, select};
+use kindred_partition_config::ids::{Epoch, LeaseId};
 use kindred_partition_config::state::ClusterState;
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::shard_v1 as pb;
@@ -15,12 +17,13 @@ use kindred_router::meta::client::{Entries, Expect, Stored, Write};
 use kindred_router::meta::follow::{self, Following};
 use kindred_router::meta::store::MetaStore;
 use kindred_router::meta::{MetaError, MetaSettings, STATE};
+use kindred_router::moves::claims::{Claims, LEASE_TTL, keep_alive};
 use kindred_router::moves::desk::{self, Desk, Writing};
+use kindred_router::moves::past;
 use kindred_router::moves::rate::Rate;
 use kindred_router::moves::steps::{carry_out, carry_out_beside};
 use kindred_router::moves::units::{CALL_MAX, Each, Failed, LegSteps, UnitStores, on_wire};
 use kindred_router::moves::watchdog::{Dogs, EVERY};
-use kindred_router::moves::{claim, past, unclaimed};
 use kindred_router_core::moves::machine::{Settings, Status as Stands, TICK};
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::step::{Answer, Step, StepName};
@@ -38,9 +41,8 @@ use crate::net::Stream;
 use crate::sabotage::Sabotage;
 use crate::world::{Bell, MS, Micros, SECOND};
 
-/// How long claims last, and how often they are renewed.
-const LEASE_TTL: Micros = 3 * SECOND;
-const KEEP_ALIVE: Micros = SECOND;
+/// The time limit of grants and renewals of leases.
+const SOON: Micros = SECOND;
 /// How often moves are looked for, and how often progress is reported.
 const LOOK: Micros = SECOND;
 const REPORT: Duration = Duration::from_secs(1);
@@ -98,11 +100,24 @@ impl MetaStore for Meta {
                 self.0.unfreeze(&decided).await;
             }
         }
+        if self.0.is(Sabotage::KeepsState) && gives_back(&writes, &self.0.state()) {
+            return Ok(None);
+        }
         self.0.meta.commit(self.0.at, expects, writes).await
     }
 
     async fn commit_under(&self, lease: i64, write: Write) -> Result<bool, MetaError> {
         self.0.meta.commit_under(self.0.at, lease, write).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<i64, MetaError> {
+        let granted = self.0.world.within(SOON, self.0.meta.grant(self.0.at, micros(ttl))).await;
+        granted.unwrap_or_else(|| Err(MetaError::Unknown("too late".to_owned())))
+    }
+
+    async fn renew(&self, lease: i64) -> Result<bool, MetaError> {
+        let renewed = self.0.world.within(SOON, self.0.meta.renew(self.0.at, lease, micros(LEASE_TTL))).await;
+        renewed.unwrap_or_else(|| Err(MetaError::Unknown("too late".to_owned())))
     }
 
     fn entries(&self) -> Arc<Entries> {
@@ -210,6 +225,12 @@ impl UnitStream {
             None => Err(Status::unavailable("it says nothing")),
         }
     }
+}
+
+/// Whether these writes give the meta store a state that the router has already.
+fn gives_back(writes: &[Write], own: &ClusterState) -> bool {
+    let state = writes.iter().find(|write| write.key == STATE).and_then(|write| write.value.as_ref());
+    state.is_some_and(|state| ClusterState::from_json(state).is_ok_and(|state| state == *own))
 }
 
 /// The record of a move that these writes decide.
@@ -370,6 +391,18 @@ impl UnitStores for Stores {
     }
 }
 
+/// The lease of a router's claims, and what rings when it is given up.
+#[derive(Default)]
+struct Held(RefCell<Option<(i64, Rc<Bell>)>>);
+
+impl Held {
+    fn give_up(&self) {
+        if let Some((_, given_up)) = self.0.take() {
+            given_up.ring();
+        }
+    }
+}
+
 /// A move at this router.
 struct Runner {
     router: Rc<Router>,
@@ -398,31 +431,32 @@ impl Router {
         format!("r{}-{:?}", self.at, self.life)
     }
 
-    /// As `Moves::coordinate`.
+    /// The task of the product's [`Claims`].
     async fn coordinate(self: Rc<Self>) {
         let (meta, name) = (Meta::of(&self), format!("r{}", self.at));
-        let running = Rc::<RefCell<BTreeSet<MoveId>>>::default();
-        let lease = Rc::new(Cell::new(None));
+        let claims = Rc::new(RefCell::new(Claims::new(name.clone())));
+        let lease = Rc::new(Held::default());
         loop {
             let entries = self.entries();
-            for (record, version) in unclaimed(&entries) {
-                let left = !record.coordinator.is_empty() && self.is(Sabotage::NoTakeover);
-                if running.borrow().contains(&record.id) || left {
+            let due = claims.borrow().due(&entries);
+            for due in due {
+                if !due.record.coordinator.is_empty() && self.is(Sabotage::NoTakeover) {
                     continue;
                 }
                 let Some(granted) = self.lease(&lease).await else { break };
-                match claim(&meta, record.id, &name, granted).await {
+                match Claims::claim(&meta, &name, &due, granted).await {
                     Ok(true) => {
-                        self.world.note(format_args!("r{} coordinates move {}", self.at, record.id.0));
-                        running.borrow_mut().insert(record.id);
-                        let (this, running, id) = (self.clone(), running.clone(), record.id);
+                        let id = due.record.id;
+                        self.world.note(format_args!("r{} coordinates move {}", self.at, id.0));
+                        claims.borrow_mut().began(id);
+                        let (this, claims) = (self.clone(), claims.clone());
                         self.world.spawn(self.life, async move {
-                            this.run(record, version, granted).await;
-                            running.borrow_mut().remove(&id);
+                            this.run(due.record, due.version, granted).await;
+                            claims.borrow_mut().ended(id);
                         });
                     }
                     Ok(false) => {}
-                    Err(_) => lease.set(None),
+                    Err(_) => lease.give_up(),
                 }
             }
             past::forget(&meta, &entries).await;
@@ -431,33 +465,27 @@ impl Router {
     }
 
     /// The lease of its claims.
-    async fn lease(self: &Rc<Self>, lease: &Rc<Cell<Option<i64>>>) -> Option<i64> {
-        if let Some(id) = lease.get() {
-            return Some(id);
+    async fn lease(self: &Rc<Self>, held: &Rc<Held>) -> Option<i64> {
+        if let Some((id, _)) = &*held.0.borrow() {
+            return Some(*id);
         }
-        let id = self.world.within(KEEP_ALIVE, self.meta.grant(self.at, LEASE_TTL)).await?.ok()?;
-        lease.set(Some(id));
-        let (this, of) = (self.clone(), lease.clone());
+        let meta = Meta::of(self);
+        let id = meta.grant(LEASE_TTL).await.ok()?;
+        let given_up = Rc::new(Bell::default());
+        held.0.replace(Some((id, given_up.clone())));
+        let (this, held) = (self.clone(), held.clone());
         self.world.spawn(self.life, async move {
-            let mut last = this.world.now();
+            let stores = Stores(this);
+            let kept = pin!(keep_alive(&stores, &meta, id));
             // Once it is given up it must end, with claims of which no answer came.
-            while this.world.now() - last < LEASE_TTL && of.get() == Some(id) {
-                this.world.sleep(KEEP_ALIVE).await;
-                let renewed = this.meta.renew(this.at, id, LEASE_TTL);
-                match this.world.within(KEEP_ALIVE, renewed).await {
-                    Some(Ok(true)) => last = this.world.now(),
-                    Some(Ok(false)) => break,
-                    _ => {}
-                }
-            }
-            if of.get() == Some(id) {
-                of.set(None);
+            if let Either::Left(_) = select(kept, pin!(given_up.rung())).await {
+                held.0.take();
             }
         });
         Some(id)
     }
 
-    /// As `Runner::run`.
+    /// The task of the product's [`Desk`].
     async fn run(self: &Rc<Self>, record: MoveRecord, version: i64, lease: i64) {
         let desk = Desk::new(self.me(), format!("r{}", self.at), settings(), record, version);
         let runner = Rc::new(Runner {
@@ -498,7 +526,7 @@ impl Router {
         }
     }
 
-    /// As `watchdog::run`.
+    /// The task of the product's [`Dogs`].
     async fn watch_over(self: Rc<Self>) {
         let dogs = Rc::new(RefCell::new(Dogs::new(self.me(), Beside::beside(&settings()))));
         let meta = Meta::of(&self);

@@ -10,7 +10,7 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::state::ClusterState;
 use kindred_router::execute::routed::Waits;
 use kindred_router::meta::client::Entries;
-use kindred_router::meta::{order, take};
+use kindred_router::meta::take;
 use kindred_router::move_buffer::Patience;
 use kindred_router::routing::shown::{self, Showing, Taken};
 use kindred_router_core::routes::Routes;
@@ -85,9 +85,9 @@ impl Router {
         wake(&self.known.hearing);
     }
 
-    /// As `App::take` and `App::swap`.
+    /// Takes a state into use, as [`MetaStore::take`](kindred_router::meta::store::MetaStore::take) does.
     pub(super) fn take(&self, state: Arc<ClusterState>) {
-        if order(&state) < order(&self.known.state.borrow()) {
+        if !take::replaces(&state, &self.known.state.borrow()) {
             return;
         }
         let routes = take::routes(&state);

@@ -22,8 +22,14 @@ pub mod around;
 /// Messages on their way to a client that has not read them.
 const UNREAD_MAX: usize = 4;
 /// Few bytes, so that reads end in the middle; a short time, so that it passes in a run.
-const SETTINGS: Settings =
-    Settings { take_bytes: 600, look_bytes: 600, notify: Duration::from_millis(2_500) };
+const SETTINGS: Settings = Settings {
+    take_bytes: 600,
+    look_bytes: 600,
+    notify: Duration::from_millis(2_500),
+    fragment_bytes: FRAGMENT_BYTES,
+};
+/// Fewer than two events have; a shard has the same limit.
+const FRAGMENT_BYTES: usize = 150;
 /// What a step takes.
 const STEP: Micros = 10;
 

@@ -26,7 +26,7 @@ use kindred_shard::encode;
 use kindred_shard::etcd_status::not_owned;
 use kindred_wire::peek::WatchRequest;
 
-use super::{Router, Session, micros};
+use super::{FRAGMENT_BYTES, Router, Session, micros};
 use crate::messages::{Reply, Request, StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::router::feed::Reader as Hold;
@@ -255,9 +255,8 @@ fn said(session: &Session, store: StoreIx, number: u64, message: StreamOut, stre
     let mut all = Vec::new();
     match message {
         StreamOut::Watch(items) => {
-            let fragment_bytes = usize::MAX;
             for item in &items {
-                encode::watch(&SHARD_IDS, item, fragment_bytes, |bytes| all.push(Said::Message(bytes)));
+                encode::watch(&SHARD_IDS, item, FRAGMENT_BYTES, |bytes| all.push(Said::Message(bytes)));
             }
         }
         StreamOut::WatchRefused(id, header, refused) => {
