@@ -191,7 +191,7 @@ impl World {
         if self.random.one_in(3) {
             moving.term = Term(moving.term.0 + 1);
         }
-        let units = moving.units(leg);
+        let mut units = moving.units(leg);
         let mut tails = Vec::new();
         for by in &units {
             while !self.engines[from].unit_track(by, 5).expect("tracked").ready {
@@ -201,8 +201,10 @@ impl World {
         }
         self.write();
         if self.random.one_in(6) {
-            // An attempt that is given up.
+            // An attempt that is given up, by a new term.
             self.freeze_and_seal(moving, leg, &units, &mut tails);
+            moving.term = Term(moving.term.0 + 1);
+            units = moving.units(leg);
             for by in &units {
                 self.engines[from].unit_unfreeze(by).expect("served again");
                 self.engines[to].unit_import(by, Import::default()).expect("unsealed");
