@@ -6,7 +6,7 @@ mod durability;
 mod moves;
 pub mod objects;
 mod reconcile;
-mod replace;
+pub mod replace;
 mod schema;
 mod sizes;
 mod snapshots;

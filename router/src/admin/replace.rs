@@ -11,7 +11,7 @@ use kindred_router_core::parts::store_ix;
 use serde::Deserialize;
 
 use super::status::ApiError;
-use super::verbs::known_moves;
+use super::verbs::{Known, known_moves};
 use crate::moves::mover::Mover;
 use crate::stores::state;
 
@@ -46,18 +46,35 @@ impl ReplaceBody {
     /// When the operator does not assert that the process is dead, when it answers, or when a move of its keys is just
     /// being decided.
     pub fn checked(self, mover: &Mover) -> Result<Replace, ApiError> {
-        let Self { store, endpoints, force } = self;
-        let at = mover.keeper.cluster.state().store(&store).map(|(at, _)| at);
-        if let Some(at) = at {
+        let cluster = &mover.keeper.cluster;
+        let lives = |at: StoreIdx| {
             // A store that was just added may not be in the list yet.
             let phase = (usize::from(at.0) < mover.stores.len())
                 .then(|| mover.stores.get(store_ix(at)).state().phase());
-            if let Some(lives) = phase.as_deref().and_then(lives) {
+            phase.as_deref().and_then(lives)
+        };
+        self.checked_by(&cluster.state(), &known_moves(cluster), lives, mover.stores.clocks().reference())
+    }
+
+    /// The same, given the state, the moves, what shows that a process is alive, and the time by which the stores go.
+    ///
+    /// # Errors
+    /// As of [`ReplaceBody::checked`].
+    pub fn checked_by(
+        self,
+        state: &ClusterState,
+        moves: &Known,
+        lives: impl Fn(StoreIdx) -> Option<&'static str>,
+        now: Option<u64>,
+    ) -> Result<Replace, ApiError> {
+        let Self { store, endpoints, force } = self;
+        let at = state.store(&store).map(|(at, _)| at);
+        if let Some(at) = at {
+            if let Some(lives) = lives(at) {
                 let what_to_do = format!("to take its keys away run kindred drain {store}");
                 return Err(field("store", format!("store {:?} {lives}", store.0), what_to_do));
             }
-            let records = known_moves(&mover.keeper.cluster);
-            let mut of_store = records.values().map(|(record, _)| record).filter(|record| {
+            let mut of_store = moves.values().map(|(record, _)| record).filter(|record| {
                 matches!(record.phase, Phase::Switching { .. })
                     && record.legs.iter().any(|leg| leg.from == at || leg.to == at)
             });
@@ -75,7 +92,7 @@ impl ReplaceBody {
             let what_to_do = "see to it that the process is dead and stays so, and say --force";
             return Err(field("force", message, what_to_do));
         }
-        let now = mover.stores.clocks().reference().ok_or_else(|| {
+        let now = now.ok_or_else(|| {
             ApiError::Unavailable(
                 "the clocks of the stores are not known yet: try again in some seconds".to_owned(),
             )

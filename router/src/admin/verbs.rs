@@ -36,7 +36,7 @@ use crate::moves::mover::Mover;
 use crate::moves::records;
 
 /// The records of moves in meta, each with its mod revision.
-type Known = BTreeMap<MoveId, (MoveRecord, i64)>;
+pub type Known = BTreeMap<MoveId, (MoveRecord, i64)>;
 
 #[derive(Debug, Clone)]
 pub enum Verb {

@@ -40,6 +40,10 @@ pub struct Clients {
     pub forgetful: bool,
     /// Stores restart in this run, and their disks fail.
     pub restarting: bool,
+    /// A store may be lost for ever in this run, and is replaced.
+    pub replacing: bool,
+    /// The store that is lost.
+    pub lost: Cell<Option<usize>>,
     /// Clients that are not done.
     pub busy: Cell<usize>,
     /// The run ends: nobody begins anything.
@@ -51,6 +55,17 @@ pub struct Clients {
 }
 
 impl Clients {
+    /// Whether all stores run, with the one in place of the lost one.
+    pub fn all_run(&self) -> bool {
+        let shards = self.net.shards();
+        let lost = self.lost.get();
+        let there = shards.iter().enumerate().filter(|(at, _)| match lost {
+            Some(lost) => *at != lost,
+            None => *at < shards.len() - 1,
+        });
+        there.into_iter().all(|(_, shard)| shard.runs())
+    }
+
     /// A pause between two requests: mostly short.
     pub async fn pause(&self) {
         let pause = match self.world.below(100) {

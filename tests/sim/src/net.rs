@@ -60,7 +60,8 @@ impl Net {
     /// The links of so many routers with all shards.
     #[must_use]
     pub fn new(world: World, routers: usize, shards: Vec<Rc<Shard>>) -> Self {
-        let links = (0..routers).map(|_| shards.iter().map(|_| Link::default()).collect()).collect();
+        let link = |shard: &Rc<Shard>| Link { down: Cell::new(!shard.runs()), ..Link::default() };
+        let links = (0..routers).map(|_| shards.iter().map(link).collect()).collect();
         let late_percent = *world.pick(&[0, 0, 2, 10, 30]);
         let late_max = *world.pick(&[2 * MS, 20 * MS, 300 * MS]);
         Self { world, shards, links, late_percent, late_max, calm: Cell::new(false) }
@@ -121,7 +122,9 @@ impl Net {
     /// Heals all links, and nothing is late any more.
     pub fn calm_down(&self) {
         self.calm.set(true);
-        self.links.iter().flatten().for_each(|link| link.down.set(false));
+        for links in &self.links {
+            links.iter().zip(&self.shards).for_each(|(link, shard)| link.down.set(!shard.runs()));
+        }
     }
 
     /// One call, sent again once where that is safe (R11).

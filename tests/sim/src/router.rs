@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::Revision;
+use kindred_partition_config::state::StoreState;
 use kindred_router::leases::Leases;
 use kindred_router_core::compaction::Owed;
 use kindred_router_core::consistent_read::RevisionScope;
@@ -120,7 +121,7 @@ impl Router {
             history: history.clone(),
             sabotage,
         });
-        for store in 0..topology.slots.len() {
+        for store in 0..net.shards().len() {
             let (this, store) = (router.clone(), StoreIx(store));
             world.spawn(life, async move { this.follow_ended(store).await });
         }
@@ -139,19 +140,19 @@ impl Router {
     }
 
     fn members(&self) -> Vec<Member> {
-        let slots = self.topology.slots.iter().enumerate();
-        slots
-            .map(|(index, slot)| Member {
-                index: StoreIx(index),
-                slot: Some(*slot),
-                kind: StoreKind::Shard,
-                up: self.net.is_up(self.at, StoreIx(index)),
-            })
-            .collect()
+        let member = |index: StoreIx| Member {
+            index,
+            slot: Some(self.topology.slots[index.0]),
+            kind: StoreKind::Shard,
+            up: self.net.is_up(self.at, index),
+        };
+        self.stores().map(member).collect()
     }
 
+    /// The stores that were not removed.
     fn stores(&self) -> impl Iterator<Item = StoreIx> + use<> {
-        (0..self.topology.slots.len()).map(StoreIx)
+        let state = self.state();
+        (0..state.stores.len()).filter(move |at| state.stores[*at].state != StoreState::Removed).map(StoreIx)
     }
 
     /// The Kind, if it is on several stores.

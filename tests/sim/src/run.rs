@@ -141,16 +141,18 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     let world = World::new(seed);
     let history = History::new(&world);
     let topology = Rc::new(Topology::new(2 + world.index(3)));
-    let stores = topology.slots.len();
+    let stores = topology.slots.len() - 1;
     let weather = *world.pick(&[Weather::Fair, Weather::Fair, Weather::Rough, Weather::Rough, Weather::Foul]);
     let modes = world.chance(60).then(|| std::array::from_fn(|_| *world.pick(&MODES)));
     let bad = (weather == Weather::Foul).then(|| world.index(stores));
-    let shards: Vec<_> = (0..stores)
+    // The last one is there for the place of a store that is lost.
+    let shards: Vec<_> = (0..=stores)
         .map(|store| {
             let clock = WallClock::new(&world, weather, bad == Some(store));
             Shard::new(&world, &history, &topology, StoreIx(store), clock, modes.as_ref(), sabotage)
         })
         .collect();
+    shards[..stores].iter().for_each(|shard| shard.start());
     {
         let mut record = history.write();
         record.modes = modes;
@@ -173,6 +175,8 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         moving,
         restarting: !moving || (modes.is_some() && world.chance(50)),
         forgetful: world.chance(40),
+        replacing: moving && weather == Weather::Fair && world.chance(50),
+        lost: Cell::new(None),
         busy: Cell::new(0),
         over: Cell::new(false),
         seen: RefCell::new(vec![Vec::new(); KINDS]),
@@ -190,7 +194,7 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     }
     clients.over.set(true);
     // Stores that are down come back by themselves.
-    while !shards.iter().all(|shard| shard.runs()) && world.steps() < STEPS_MAX {
+    while !clients.all_run() && world.steps() < STEPS_MAX {
         world.run_until(world.now() + 100 * MS);
     }
     net.calm_down();
@@ -204,7 +208,7 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     }
     world.note(format_args!("calm"));
     history.write().calm_at = world.now();
-    if history.read().meta_lost {
+    if history.read().meta_lost || clients.lost.get().is_some() {
         world.spawn(NATURE, client::admin::repair(clients.clone()));
     }
     world.run_until(world.now() + SETTLE);
@@ -221,10 +225,10 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     for router in clients.routers.borrow_mut().iter_mut().filter_map(Option::take) {
         router.stop();
     }
-    shards.iter().for_each(|shard| {
+    for shard in shards.iter().filter(|shard| shard.runs()) {
         shard.validate();
         shard.end();
-    });
+    }
     world.end();
     Outcome { seed, counts, log: world.take_log(), violations }
 }
@@ -243,7 +247,8 @@ fn start_clients(clients: &Rc<Clients>) {
         // They watch until the end of the run, and nobody waits for them.
         world.spawn(NATURE, client::watcher::run(clients.clone()));
     }
-    if world.chance(60) {
+    // What becomes of leases whose home is lost, other tests say.
+    if world.chance(60) && !clients.replacing {
         clients.start(client::keeper::leases(clients.clone(), amount));
     }
     if world.chance(50) {
@@ -270,7 +275,10 @@ async fn make_trouble(
             return;
         }
         faults.set(faults.get() + 1);
-        let (router, store) = (clients.any_router(), world.index(shards.len()));
+        let (router, store) = (clients.any_router(), world.index(shards.len() - 1));
+        if clients.lost.get() == Some(store) {
+            continue;
+        }
         let how_long = world.between(MS, *world.pick(&[5 * MS, 100 * MS, 2 * SECOND]));
         match world.below(16) {
             15 if clients.moving && clients.forgetful && world.chance(60) => {
@@ -303,6 +311,11 @@ async fn make_trouble(
                 if shards[store].runs() && (fair || end != End::DiskLost) {
                     restart(&clients, store, end, how_long);
                 }
+            }
+            9 if clients.replacing && clients.lost.get().is_none() && shards[store].runs() => {
+                clients.lost.set(Some(store));
+                clients.net.end_store(store, End::DiskLost);
+                world.spawn(NATURE, client::admin::replace(clients.clone(), store));
             }
             13..=14 if clients.restarting => {
                 let Some(files) = shards[store].files.as_ref().filter(|_| shards[store].runs()) else {
@@ -356,7 +369,7 @@ fn restart(clients: &Rc<Clients>, store: usize, end: End, how_long: Micros) {
 }
 
 fn note_end(history: &History, shards: &[Rc<Shard>]) {
-    for shard in shards {
+    for shard in shards.iter().filter(|shard| shard.runs()) {
         let (live, waiting) = shard.home_leases();
         let mut record = history.write();
         record.leases_at_end.extend(live);

@@ -112,7 +112,7 @@ struct Process {
 }
 
 impl Shard {
-    /// An empty shard, which runs.
+    /// An empty shard, which does not run yet.
     #[must_use]
     pub fn new(
         world: &World,
@@ -123,7 +123,7 @@ impl Shard {
         modes: Option<&Modes>,
         sabotage: Option<Sabotage>,
     ) -> Rc<Self> {
-        let shard = Rc::new(Self {
+        Rc::new(Self {
             index,
             world: world.clone(),
             history: history.clone(),
@@ -136,9 +136,7 @@ impl Shard {
             stalled_until: Cell::new(0),
             sabotage,
             kinds: (0..KINDS).map(|kind| topology.kind_range(kind)).collect(),
-        });
-        shard.start();
-        shard
+        })
     }
 
     /// Whether its process runs.
@@ -171,6 +169,8 @@ impl Shard {
         let restarted = self.history.read().starts.iter().any(|(store, _)| *store == self.index);
         if restarted {
             self.note_losses(&mut core);
+        } else if self.world.now() > 0 {
+            self.note_inherited();
         }
         let published =
             |kind, key: &Key| self.history.last_published(self.index, kind, key).map(Revision::next);
@@ -275,6 +275,15 @@ impl Shard {
             }
         }
         self.history.leases_found(self.index, &engine.leases());
+    }
+
+    /// Writes down that all published events are lost of the keys of the lost store in whose place this one is.
+    fn note_inherited(&self) {
+        for (kind, key) in self.topology.keys() {
+            if self.history.owner(&key) == Some(self.index) {
+                self.history.lost((self.index, End::DiskLost), kind, &key, Revision::ZERO, None);
+            }
+        }
     }
 
     /// Writes the same down of keys of which it was not decided at the start: the store serves them again, or another one

@@ -32,7 +32,7 @@ pub struct Topology {
     pub routes: Arc<Routes>,
     /// Which key is of which Kind.
     pub scheme: KindScheme,
-    /// The slot of each store.
+    /// The slot of each store, and the one that a store in place of a lost one will get.
     pub slots: Vec<Slot>,
     kinds: Vec<KindPrefix>,
 }
@@ -76,7 +76,7 @@ fn parse(stores: usize) -> Parsed {
     let state = ClusterState::bootstrap(&config).expect("the configuration above is right");
     let state = state.founded(ClusterId(7), &Lineage("sim".to_owned()));
     let scheme = state.scheme();
-    let slots = (1..=stores).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?)).collect();
+    let slots = (1..=stores + 1).filter_map(|slot| Slot::new(u16::try_from(slot).ok()?)).collect();
     let kind = |name: &&str| {
         let prefix = format!("/registry/{name}/");
         scheme.kind_of(format!("{prefix}x").as_bytes()).expect("a Kind's prefix")

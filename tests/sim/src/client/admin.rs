@@ -5,18 +5,21 @@ use std::rc::Rc;
 
 use kindred_partition_config::ids::MoveId;
 use kindred_partition_config::state::ClusterState;
+use kindred_router::admin::replace::ReplaceBody;
 use kindred_router::admin::status::ApiError;
 use kindred_router::admin::verbs::{self, Verb};
 use kindred_router::meta::store::MetaStore as _;
-use kindred_router::meta::{ChangeError, MetaError};
+use kindred_router::meta::{ChangeError, MetaError, STATE};
 use kindred_router::moves::begin::used_numbers;
+use kindred_router::moves::units::UnitStores as _;
 use kindred_router::moves::{desk, reconcile, records};
+use kindred_router_core::parts::store_ix;
 use serde_json::{Value, json};
 
 use super::Clients;
 use crate::router::moves::{Meta, Stores};
 use crate::router::{Fail, Router};
-use crate::world::{MS, SECOND, World};
+use crate::world::{MS, Micros, SECOND, World};
 
 /// Where ranges are split; keys lie between these.
 const SPLITS: [&str; 3] = ["h", "l", "s"];
@@ -74,6 +77,27 @@ impl Router {
         }
     }
 
+    /// Puts another store in the place of a lost one; whether it does.
+    ///
+    /// # Errors
+    /// When that is refused, or meta cannot be written.
+    async fn replace(self: &Rc<Self>, store: usize) -> Result<(), String> {
+        let (meta, stores) = (Meta::of(self), Stores(self.clone()));
+        if meta.state().stores.len() == self.net.shards().len() {
+            // Done already; the meta store may have lost it.
+            return Ok(());
+        }
+        let body = json!({ "store": format!("s{store}"), "force": true });
+        let body: ReplaceBody = serde_json::from_value(body).expect("a body");
+        let lives = |at| self.net.is_up(self.at, store_ix(at)).then_some("is up");
+        let now = Micros::try_from(stores.since_1970().as_micros()).unwrap_or(0);
+        let moves = records(&meta.entries());
+        let checked = body.checked_by(&meta.state(), &moves, lives, Some(now));
+        let verb = Verb::Replace(checked.map_err(|error| format!("{error:?}"))?);
+        let made = verbs::write(&meta, &verb, 0).await;
+        made.map(drop).map_err(|error| format!("{error:?}"))
+    }
+
     /// Makes the stores and the meta store agree about who owns what. Returns what it found.
     ///
     /// # Errors
@@ -112,6 +136,29 @@ pub async fn repair(clients: Rc<Clients>) {
             world.note(format_args!("abort move {}: {asked:?}", id.0));
         }
     }
+}
+
+/// An operator who replaces a lost store, and starts the process in its place when it may open.
+pub async fn replace(clients: Rc<Clients>, store: usize) {
+    let world = clients.world.clone();
+    let shards = clients.net.shards();
+    let place = shards.len() - 1;
+    let opens_at = loop {
+        world.sleep(world.between(10 * MS, SECOND)).await;
+        let asked = move |router: Rc<Router>| async move { Ok::<_, Fail>(router.replace(store).await) };
+        let (made, _) = clients.ask(clients.any_router(), asked).await;
+        world.note(format_args!("replace s{store}: {made:?}"));
+        // It may be done although no answer came.
+        let entries = clients.meta.entries();
+        let state = entries.keys.get(STATE).and_then(|stored| ClusterState::from_json(&stored.value).ok());
+        if let Some(opens_at) = state.and_then(|state| state.stores.get(place)?.opens_at) {
+            break opens_at;
+        }
+    };
+    while shards[place].wall.at(world.now()) <= opens_at {
+        world.sleep(100 * MS).await;
+    }
+    clients.net.start_store(place);
 }
 
 /// The moves that are not over.

@@ -30,7 +30,9 @@ impl LeaseStores for Router {
     }
 
     fn holder(&self, slot: u32) -> Holder {
-        let place = self.topology.slots.iter().position(|of| u32::from(of.get()) == slot);
+        let place = self.topology.slots[..self.state().stores.len()]
+            .iter()
+            .position(|of| u32::from(of.get()) == slot);
         place.map_or(Holder::Unknown, |place| Holder::Store(StoreIx(place)))
     }
 

@@ -1,7 +1,7 @@
 //! Moves: the product's coordinators, watchdogs and steps, over simulated calls and the simulated meta store.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use kindred_partition_config::ids::{Epoch, LeaseId};
-use kindred_partition_config::state::ClusterState;
+use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::shard_v1 as pb;
 use kindred_router::leases::attach::attach_all;
@@ -279,15 +279,15 @@ impl UnitStores for Stores {
     type Verifying = UnitStream;
 
     fn knows(&self, store: StoreIx) -> bool {
-        store.0 < self.0.topology.slots.len()
+        store.0 < self.0.state().stores.len()
     }
 
     fn name(&self, store: StoreIx) -> String {
         format!("s{}", store.0)
     }
 
-    fn is_removed(&self, _: StoreIx) -> bool {
-        false
+    fn is_removed(&self, store: StoreIx) -> bool {
+        self.knows(store) && self.0.state().stores[store.0].state == StoreState::Removed
     }
 
     fn is_shard(&self, _: StoreIx) -> bool {
@@ -497,9 +497,13 @@ impl Router {
             bell: Bell::default(),
             writes: Cell::new(0),
         });
-        let mut reported = self.elapsed();
+        let (stores, mut reported) = (Stores(self.clone()), self.elapsed());
         loop {
-            let groups = runner.desk.borrow_mut().poll(self.elapsed(), BTreeSet::new());
+            let groups = {
+                let mut desk = runner.desk.borrow_mut();
+                let gone = desk.stores().filter(|store| stores.is_removed(store_ix(*store))).collect();
+                desk.poll(self.elapsed(), gone)
+            };
             groups.into_iter().for_each(|steps| runner.spawn(steps));
             let heard = runner.desk.borrow_mut().hear(&self.entries());
             runner.write(heard);

@@ -1,6 +1,7 @@
 //! The map that a simulated router goes by, how it takes a newer one, and how requests wait for that: the product's.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub struct Known {
     state: RefCell<Arc<ClusterState>>,
     entries: RefCell<Arc<Entries>>,
     taken: Taken,
-    highest_shown: Vec<Cell<Revision>>,
+    highest_shown: RefCell<BTreeMap<StoreIx, Revision>>,
     /// Who waits for a newer map, or for news of meta.
     waiting: RefCell<Vec<Answer<()>>>,
     hearing: RefCell<Vec<Answer<()>>>,
@@ -44,7 +45,7 @@ impl Known {
         Self {
             taken: Taken::new(routes.generation()),
             routes: RefCell::new(Arc::new(routes)),
-            highest_shown: state.stores.iter().map(|_| Cell::new(Revision::ZERO)).collect(),
+            highest_shown: RefCell::default(),
             state: RefCell::new(state),
             entries: RefCell::default(),
             waiting: RefCell::default(),
@@ -167,17 +168,18 @@ impl Showing for Router {
     }
 
     fn begun(&self, _: StoreIx) -> Revision {
-        // All stores began before the run.
+        // There are no handshakes here, so a router learns of a start from the first answer.
         Revision::ZERO
     }
 
     fn highest_shown(&self, store: StoreIx) -> Revision {
-        self.known.highest_shown[store.0].get()
+        self.known.highest_shown.borrow().get(&store).copied().unwrap_or(Revision::ZERO)
     }
 
     fn shows(&self, store: StoreIx, revision: Revision) {
-        let shown = &self.known.highest_shown[store.0];
-        shown.set(shown.get().max(revision));
+        let shown = &mut *self.known.highest_shown.borrow_mut();
+        let shown = shown.entry(store).or_insert(revision);
+        *shown = revision.max(*shown);
     }
 }
 

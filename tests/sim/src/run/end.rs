@@ -35,7 +35,7 @@ pub fn note(history: &History, meta: &MetaStore, shards: &[Rc<Shard>]) {
         let records = records.into_iter().filter_map(|record| held(convert::record(record))).collect();
         Report { store: StoreIdx(u16::try_from(shard.index.0).unwrap_or(0)), records }
     };
-    let reports: Vec<Report> = shards.iter().map(report).collect();
+    let reports: Vec<Report> = shards.iter().filter(|shard| shard.runs()).map(report).collect();
     let record = &mut *history.write();
     for of in moves.iter().filter(|of| !of.phase.is_over()) {
         let ends = of.legs.iter().flat_map(|leg| [leg.from, leg.to]);
@@ -51,6 +51,14 @@ pub fn note(history: &History, meta: &MetaStore, shards: &[Rc<Shard>]) {
         let range = KeyRange::Single(Key::copy_from(&key));
         let owner = routes.store_of(&key);
         let shard = &shards[owner.0];
+        if !shard.runs() {
+            record.elsewhere_at_end.push(format!(
+                "store {} has {}, and is lost",
+                owner.0,
+                key.escape_ascii()
+            ));
+            continue;
+        }
         let serves = shard.engine(|engine| engine.owns_to_write(&range, Some(routes.generation())).is_ok());
         let moving = moves.iter().any(|of| !of.phase.is_over() && of.concerns(&range));
         if !serves && !moving {
