@@ -1,4 +1,5 @@
-//! Clients: each a task that asks some router for something, waits a little, and asks again, as its seed has it.
+//! Clients. Each is a task that asks a router for something, waits a little, and asks again; the seed decides all of
+//! it.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -20,19 +21,15 @@ pub mod lister;
 pub mod watcher;
 pub mod writer;
 
-/// What clients share.
 pub struct Clients {
-    /// The world.
     pub world: World,
-    /// For the delays.
     pub net: Rc<Net>,
-    /// What happens is written there.
+    /// The record of the run.
     pub history: Rc<History>,
-    /// Who serves what.
+    /// The first map and the stores.
     pub topology: Rc<Topology>,
-    /// The meta store.
     pub meta: Rc<MetaStore>,
-    /// The routers that run now.
+    /// The routers; `None` while one is stopped.
     pub routers: RefCell<Vec<Option<Rc<Router>>>>,
     /// Operators move Kinds in this run.
     pub moving: bool,
@@ -46,11 +43,11 @@ pub struct Clients {
     pub lost: Cell<Option<usize>>,
     /// Clients that are not done.
     pub busy: Cell<usize>,
-    /// The run ends: nobody begins anything.
+    /// Whether the run ends. Clients begin nothing then.
     pub over: Cell<bool>,
-    /// The highest revisions that clients have seen, by Kind; what they ask for later.
+    /// The last revisions that clients have seen, by Kind. Later requests name them.
     pub seen: RefCell<Vec<Vec<Revision>>>,
-    /// Keys of each Kind; few, so that clients meet.
+    /// The number of keys of each Kind. It is small, so that clients use the same keys.
     pub keys: usize,
 }
 
@@ -66,7 +63,7 @@ impl Clients {
         there.into_iter().all(|(_, shard)| shard.runs())
     }
 
-    /// A pause between two requests: mostly short.
+    /// Waits between two requests, mostly for a short time.
     pub async fn pause(&self) {
         let pause = match self.world.below(100) {
             0..=69 => self.world.between(50, 4 * MS),
@@ -76,12 +73,11 @@ impl Clients {
         self.world.sleep(pause).await;
     }
 
-    /// A router, whichever.
     pub fn any_router(&self) -> usize {
         self.world.index(self.routers.borrow().len())
     }
 
-    /// Asks a router, and notes when the request was where.
+    /// Asks a router, and records when the request was sent, received, answered and finished.
     pub async fn ask<T: 'static, F>(
         &self,
         router: usize,
@@ -131,7 +127,7 @@ impl Clients {
         });
     }
 
-    /// A client was shown a revision of a Kind.
+    /// Notes that a client has seen a revision of a Kind.
     pub fn saw(&self, kind: usize, revision: Revision) {
         let seen = &mut self.seen.borrow_mut()[kind];
         seen.push(revision);
@@ -140,17 +136,17 @@ impl Clients {
         }
     }
 
-    /// A Kind: the spread ones more often.
+    /// A random Kind. The Kinds on several stores come more often.
     pub fn any_kind(&self) -> usize {
         [0, 1, 1, 1, 2, 2, 2][self.world.index(7)] % KINDS
     }
 
-    /// A key of a Kind.
+    /// A random key of a Kind.
     pub fn any_key(&self, kind: usize) -> Key {
         self.topology.key(kind, self.world.index(self.keys))
     }
 
-    /// A range of a Kind: all of it, a namespace, from some key on.
+    /// A random range of a Kind: the whole Kind, a namespace, or all keys from one on.
     pub fn any_range(&self, kind: usize) -> KeyRange {
         let whole = self.topology.kind_range(kind);
         match self.world.below(10) {

@@ -1,5 +1,5 @@
-//! Wall clocks of shards: each its own, apart from the others by milliseconds, seconds or an hour, drifting, and set
-//! back and forth while they run.
+//! Wall clocks of shards. They differ by milliseconds, seconds or an hour, they drift, and they are set back and forth
+//! while they run.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -8,8 +8,9 @@ use crate::world::{Micros, SECOND, World};
 
 /// 2026-01-01 in microseconds.
 const EPOCH: u64 = 1_767_225_600_000_000;
-/// A clock within its bounds is never further from the right time than this: two of them are within R3's ten seconds
-/// of each other, with drift, bursts, and the three seconds by which a store that restarts is ahead of its clock (R2).
+/// A clock within its bounds is never further from the right time than this. Two such clocks are within R3's ten
+/// seconds of each other, including drift, bursts, and the three seconds by which a restarted store is ahead of its
+/// clock (R2).
 const SKEW_MAX: i64 = 3_300_000;
 
 /// The start of a run for machines that count in [`Instant`]s. Only what lies between two of them matters.
@@ -21,15 +22,14 @@ pub fn epoch() -> Instant {
 /// How the clocks of a run behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weather {
-    /// Milliseconds apart.
+    /// The clocks differ by milliseconds.
     Fair,
-    /// Seconds apart, set back and forth, within the bound of R3.
+    /// The clocks differ by seconds and are set back and forth, within the bound of R3.
     Rough,
-    /// As rough, and one clock is an hour ahead or behind.
+    /// As `Rough`, and one clock is an hour ahead or behind.
     Foul,
 }
 
-/// One wall clock.
 #[derive(Debug)]
 pub struct WallClock {
     offset: Cell<i64>,
@@ -37,7 +37,7 @@ pub struct WallClock {
     drift: i64,
     /// The highest reading so far.
     highest: Cell<u64>,
-    /// Out of bounds for good.
+    /// Whether it is out of bounds for good.
     pub is_bad: bool,
 }
 
@@ -68,14 +68,14 @@ impl WallClock {
         shown
     }
 
-    /// The highest reading so far: what a shard holds when its clock steps back.
+    /// The highest reading so far. A shard holds on to it when its clock steps back.
     #[must_use]
     pub fn highest(&self, now: Micros) -> u64 {
         let _ = self.at(now);
         self.highest.get()
     }
 
-    /// Somebody sets it, within the bounds.
+    /// Sets the clock to another time within its bounds.
     pub fn step(&self, world: &World) {
         if self.is_bad {
             return;
@@ -84,7 +84,7 @@ impl WallClock {
         self.offset.set(i64::try_from(world.between(0, span)).unwrap_or(0) - SKEW_MAX);
     }
 
-    /// How far it was ever ahead of the right time, for a shard that holds it: microseconds.
+    /// The most by which it was ever ahead of the right time, microseconds.
     #[must_use]
     pub fn right_time(now: Micros) -> u64 {
         EPOCH + now

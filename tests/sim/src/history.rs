@@ -1,5 +1,5 @@
-//! What happened in a run: what the shards made true, and what clients were told, each with its place in the one order
-//! of everything. Invariants read it when the run is over.
+//! The record of a run: the events that shards published and the answers that clients got. Each entry has its place in
+//! one total order. The invariants read the record when the run is over.
 
 use std::cell::{Ref, RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,24 +24,20 @@ pub type Order = u64;
 /// A change as its shard published it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TruthEvent {
-    /// When, in the order of revisions.
+    /// Its revision and its number within that.
     pub revision: Revision,
-    /// The key.
     pub key: Vec<u8>,
-    /// A deletion.
     pub is_delete: bool,
-    /// When the key was created.
+    /// The revision of its creation.
     pub create: Revision,
-    /// Writes since.
+    /// The version, from 1.
     pub version: i64,
-    /// The value.
     pub value: Vec<u8>,
     /// The version before, if there was one.
     pub prev: Option<Revision>,
 }
 
 impl TruthEvent {
-    /// Of the engine's.
     #[must_use]
     pub fn of(event: &Event) -> Self {
         Self {
@@ -56,25 +52,21 @@ impl TruthEvent {
     }
 }
 
-/// An event with where and when.
+/// An event, with the store that published it and the time.
 #[derive(Debug, Clone)]
 pub struct Published {
-    /// When.
     pub order: Order,
-    /// By which store.
     pub store: StoreIx,
-    /// Of which Kind.
     pub kind: usize,
-    /// The event.
     pub event: TruthEvent,
-    /// When its store restarted without it.
+    /// When its store restarted and did not have it any more.
     pub lost: Option<Order>,
-    /// Which store that was, and how its process had ended.
+    /// The store that lost it, and how the process had ended.
     pub lost_in: Option<(StoreIx, End)>,
 }
 
 impl Published {
-    /// Whether its store did not have it any more by then.
+    /// Whether its store had lost it before this moment.
     #[must_use]
     pub fn is_lost_by(&self, order: Order) -> bool {
         self.lost.is_some_and(|lost| lost < order)
@@ -84,15 +76,13 @@ impl Published {
 /// The start of a store's process after the first.
 #[derive(Debug, Clone, Copy)]
 pub struct Restart {
-    /// When.
     pub order: Order,
     /// The same in virtual time.
     pub at: Micros,
-    /// Of which store.
     pub store: StoreIx,
     /// How the process before it ended.
     pub end: End,
-    /// What the store says that it has of each Kind: every event up to there.
+    /// The revision up to which the store says that it has every event of each Kind.
     pub kept: [Revision; KINDS],
     /// The first revision of the new process.
     pub start: Revision,
@@ -101,11 +91,8 @@ pub struct Restart {
 /// A store's current revision of a Kind, when it changed.
 #[derive(Debug, Clone, Copy)]
 pub struct Current {
-    /// When.
     pub order: Order,
-    /// Of which store.
     pub store: StoreIx,
-    /// Of which Kind.
     pub kind: usize,
     /// Its current revision.
     pub current: Revision,
@@ -113,25 +100,20 @@ pub struct Current {
     pub held_micros: u64,
 }
 
-/// A unit that a store froze: the store shows nothing of it above its final revision, until it is thawed or for ever.
+/// A unit that a store froze. The store shows nothing of it above the final revision until the unit is unfrozen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Freeze {
-    /// When.
     pub order: Order,
-    /// By which store.
     pub store: StoreIx,
-    /// What.
     pub unit: Unit,
-    /// The final revision.
     pub last: Revision,
 }
 
-/// When a request was where.
+/// The way of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Times {
-    /// The client sent it.
     pub started: Order,
-    /// The router began with it, and which one; none when it never came there.
+    /// When a router received it, and which one; none if no router did.
     pub router: Option<(Life, Order)>,
     /// The router had its answer.
     pub left: Option<Order>,
@@ -139,33 +121,27 @@ pub struct Times {
     pub finished: Order,
     /// The same in virtual time.
     pub started_at: Micros,
-    /// As above.
     pub finished_at: Micros,
 }
 
 /// A key of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// The key.
     pub key: Vec<u8>,
-    /// When it was written.
+    /// Its mod revision.
     pub modified: Revision,
-    /// When it was created.
+    /// Its create revision.
     pub create: Revision,
-    /// Writes since.
+    /// The version, from 1.
     pub version: i64,
-    /// The value.
     pub value: Vec<u8>,
 }
 
-/// What a read was answered with.
+/// The answer to a read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReadAnswer {
-    /// Data.
     Data {
-        /// The header's revision.
         header: Revision,
-        /// The keys, in order.
         items: Vec<Item>,
         /// All keys of the range.
         count: u64,
@@ -176,147 +152,119 @@ pub enum ReadAnswer {
     Compacted,
     /// etcd's `ErrFutureRev`.
     Future,
-    /// It failed; nobody was told anything.
+    /// The read failed.
     Failed,
 }
 
-/// A read.
 #[derive(Debug, Clone)]
 pub struct Read {
-    /// When.
     pub times: Times,
-    /// Of which Kind.
     pub kind: usize,
-    /// The keys.
     pub range: KeyRange,
-    /// The client's revision.
+    /// The revision that the client asked for.
     pub asked: Option<Revision>,
     /// At most this many keys; zero for all.
     pub limit: usize,
     /// From the last key down.
     pub descending: bool,
-    /// A page of a list over several stores that had no revision of its own and began this long before.
+    /// For a later page of a list over several stores without a revision: the time since the first page.
     pub page_after: Option<Micros>,
     /// The highest reading of any shard's wall clock by the end.
     pub held_micros: u64,
-    /// The answer.
     pub answer: ReadAnswer,
 }
 
-/// What became of a write.
+/// The answer to a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteAnswer {
-    /// Done, at this revision.
     Done(Revision),
     /// Nothing was written, as of this revision: the compare failed, or there was nothing to delete.
     Nothing(Revision),
     /// The lease is not known.
     NoLease,
-    /// Certainly not executed.
+    /// The write was certainly not executed.
     Refused,
-    /// Nobody knows.
+    /// The write may have been executed.
     Unknown,
 }
 
-/// A write.
 #[derive(Debug, Clone)]
 pub struct Write {
-    /// When.
     pub times: Times,
-    /// Of which Kind.
     pub kind: usize,
-    /// What it concerns.
     pub range: KeyRange,
-    /// With which lease.
     pub lease: Option<LeaseId>,
-    /// The answer.
     pub answer: WriteAnswer,
 }
 
 /// A compaction that a client asked for.
 #[derive(Debug, Clone)]
 pub struct Compaction {
-    /// When.
     pub times: Times,
-    /// Where to.
     pub at: Revision,
     /// Whether it was answered as done.
     pub done: bool,
 }
 
-/// What a feed was told by its merge.
+/// An output of a feed's merge.
 #[derive(Debug, Clone)]
 pub enum Told {
-    /// The ring dropped what lies above the first and up to the second before anybody could look.
+    /// The ring dropped the events above the first and up to the second revision before anybody could look.
     Dropped(Revision, Revision),
     /// The events of a revision, by their keys.
     Emit(Revision, Vec<Vec<u8>>),
-    /// Nothing at or below is still to come.
+    /// No event at or below it is still to come.
     Watermark(Revision),
 }
 
-/// One life of a feed in a router.
+/// One incarnation of a feed in a router.
 #[derive(Debug, Clone)]
 pub struct FeedRecord {
-    /// Nothing at or below belongs to it.
+    /// Events at or below it do not belong to it.
     pub after: Revision,
-    /// By which map.
     pub generation: Epoch,
-    /// What each store is asked for.
+    /// The ranges that each store is asked for.
     pub parts: Vec<(StoreIx, Vec<KeyRange>)>,
-    /// What it was told, in order.
+    /// The outputs of the merge, in order.
     pub told: Vec<(Order, Told)>,
 }
 
 /// An event as a client got it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Got {
-    /// Its revision.
     pub revision: Revision,
-    /// The key.
     pub key: Vec<u8>,
-    /// A deletion.
     pub is_delete: bool,
-    /// The version before, where the watch wanted it.
+    /// The previous version, if the watch asked for it.
     pub prev: Option<Revision>,
 }
 
-/// What came on a client's stream, as the client read it.
+/// A message on a client's stream.
 #[derive(Debug, Clone)]
 pub enum Heard {
-    /// A watch exists.
     Created {
-        /// Which.
         watch: i64,
-        /// The header.
         header: Revision,
     },
-    /// Events of a watch.
     Events {
-        /// Which.
         watch: i64,
-        /// The header.
         header: Revision,
-        /// The events.
         events: Vec<Got>,
     },
-    /// A promise for one watch, or for all.
+    /// A progress notification for one watch, or for all.
     Progress {
-        /// Which; none for all.
+        /// The watch; none for all.
         watch: Option<i64>,
-        /// The promise.
         at: Revision,
     },
     /// The watch is over, because its next revision is compacted.
     Compacted {
-        /// Which.
         watch: i64,
-        /// The first revision to be had.
+        /// The first revision that can be watched.
         floor: Revision,
     },
     /// The watch is over for another reason.
     Cancelled {
-        /// Which.
         watch: i64,
     },
 }
@@ -324,11 +272,10 @@ pub enum Heard {
 /// A create that a client sent.
 #[derive(Debug, Clone)]
 pub struct Create {
-    /// When.
     pub order: Order,
     /// Its id on the stream.
     pub watch: i64,
-    /// The client's watch that it goes on with.
+    /// The client's watch that it resumes.
     pub logical: usize,
     /// The first revision wanted.
     pub start: Option<Revision>,
@@ -337,80 +284,65 @@ pub struct Create {
 /// One connection of a client's watch stream.
 #[derive(Debug, Clone)]
 pub struct StreamRecord {
-    /// Which life of which router serves it.
+    /// The process of the router that serves it.
     pub router: Life,
-    /// What the client asked for.
+    /// The creates that the client sent.
     pub creates: Vec<Create>,
     /// When it asked for progress.
     pub asked: Vec<Order>,
-    /// What it heard.
     pub heard: Vec<(Order, Micros, Heard)>,
 }
 
-/// A watch as its client means it: over all its connections.
+/// A watch of a client over all its connections.
 #[derive(Debug, Clone)]
 pub struct Logical {
-    /// Of which Kind.
     pub kind: usize,
-    /// The keys.
     pub range: KeyRange,
-    /// Events carry the version before.
+    /// Whether events carry the previous version.
     pub prev_kv: bool,
-    /// Leaves out deletions.
+    /// Whether deletions are left out.
     pub no_delete: bool,
-    /// The first revision that its client has not been given; none before it knows.
+    /// The first revision that its client does not have; none while it is not known.
     pub next: Option<Revision>,
 }
 
 /// A lease at its home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseStep {
-    /// Granted.
     Granted,
-    /// It ended, which need not be on disk yet.
+    /// It ended. The end may not be on disk yet.
     Ended,
-    /// The home said to somebody that it is over.
+    /// The home told a client that it is over.
     Told,
-    /// The home was killed before the end was on disk, and has the lease again.
+    /// The home was killed before the end was on disk, so it has the lease again.
     Back,
-    /// Asked to keep it, or to attach a store; whether it did.
+    /// A request to renew it or to attach a store, and whether the home did that.
     Asked(bool),
 }
 
-/// All of it.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// Where each store began.
     pub starts: Vec<(StoreIx, Revision)>,
-    /// Every restart.
     pub restarts: Vec<Restart>,
-    /// Stores whose process has ended, and how.
+    /// The stores whose process has ended, and how it ended.
     pub ended: BTreeMap<StoreIx, End>,
-    /// Up to where each store that is starting says that it has every event of a Kind.
+    /// The revision up to which each starting store says that it has every event of a Kind.
     pub durable: BTreeMap<(StoreIx, usize), Revision>,
-    /// Where what a store found contradicts what it says of it.
+    /// Starts at which a store says otherwise than it found.
     pub contradictions: Vec<String>,
     /// Leases that a restart lost, and how the process ended.
     pub leases_lost: Vec<(Order, LeaseId, End)>,
-    /// Grants that a client was told of.
+    /// Grants that were acknowledged.
     pub granted: Vec<(Order, LeaseId)>,
     /// The mode of each Kind; none when stores keep nothing.
     pub modes: Option<Modes>,
-    /// Every event.
     pub events: Vec<Published>,
-    /// Every current revision.
     pub currents: Vec<Current>,
-    /// Every read.
     pub reads: Vec<Read>,
-    /// Every write.
     pub writes: Vec<Write>,
-    /// Every compaction.
     pub compactions: Vec<Compaction>,
-    /// Every feed.
     pub feeds: Vec<FeedRecord>,
-    /// Every connection.
     pub streams: Vec<StreamRecord>,
-    /// Every watch.
     pub logicals: Vec<Logical>,
     /// Every step of a lease, with its home.
     pub leases: Vec<(Order, LeaseId, StoreIx, LeaseStep)>,
@@ -420,23 +352,21 @@ pub struct Record {
     pub leases_at_end: Vec<LeaseId>,
     /// When all is quiet: leases that are over and wait for stores.
     pub waiting_at_end: Vec<LeaseId>,
-    /// When the faults ended.
     pub calm_at: Micros,
     /// Stores whose clock is out of bounds.
     pub bad_stores: Vec<StoreIx>,
     /// The keys of each Kind.
     pub kinds: Vec<KeyRange>,
-    /// Every map that was decided, with when; in the order of their generations.
+    /// Every map that was decided, with the time, in the order of their generations.
     pub maps: Vec<(Order, Arc<Routes>)>,
     /// Whether the meta store has lost writes.
     pub meta_lost: bool,
     /// Every freeze of a unit.
     pub freezes: Vec<Freeze>,
-    /// Moves that began.
     pub moves: u64,
     /// When all is quiet: moves that are not over, in words, and whether a store of theirs has a bad clock.
     pub open_at_end: Vec<(String, bool)>,
-    /// When all is quiet: where stores own otherwise than the map says.
+    /// When all is quiet: the differences between the map and the owners.
     pub elsewhere_at_end: Vec<String>,
 }
 
@@ -456,8 +386,8 @@ impl Record {
         parts.flat_map(|part| part.stores).collect()
     }
 
-    /// Whether this is what a store that has given keys of the read away, or is about to, answers: a read at a revision
-    /// that was settled before the switch is answered there too, and shows the final revision (R13, R15a).
+    /// Whether a former owner of keys of the read may have answered it. It also answers reads at a revision that was
+    /// settled before the switch, and shows its final revision (R13, R15a).
     #[must_use]
     pub fn is_of_former_owner(&self, read: &Read, header: Revision) -> bool {
         let Some(asked) = read.asked else { return false };
@@ -472,7 +402,7 @@ impl Record {
         self.maps.iter().any(|(_, map)| map.store_of(one) != map.store_of(other))
     }
 
-    /// The highest revision that a store has shown or assigned.
+    /// The highest revision that a store has published or promised.
     #[must_use]
     pub fn highest(&self, store: StoreIx) -> Revision {
         let events =
@@ -482,7 +412,6 @@ impl Record {
     }
 }
 
-/// Where it is written.
 pub struct History {
     world: World,
     record: RefCell<Record>,
@@ -491,24 +420,20 @@ pub struct History {
 }
 
 impl History {
-    /// Nothing happened yet.
     #[must_use]
     pub fn new(world: &World) -> Rc<Self> {
         Rc::new(Self { world: world.clone(), record: RefCell::default(), known: RefCell::default() })
     }
 
-    /// What is written.
     #[must_use]
     pub fn read(&self) -> Ref<'_, Record> {
         self.record.borrow()
     }
 
-    /// To write.
     pub fn write(&self) -> RefMut<'_, Record> {
         self.record.borrow_mut()
     }
 
-    /// A store begins.
     pub fn started(&self, store: StoreIx, start: Revision) {
         self.world.note(format_args!("s{} starts at {start}", store.0));
         let order = self.world.order();
@@ -520,13 +445,12 @@ impl History {
         record.restarts.push(Restart { order, at: self.world.now(), store, end, kept, start });
     }
 
-    /// A store's process ends.
     pub fn ended(&self, store: StoreIx, how: End) {
         self.write().ended.insert(store, how);
     }
 
-    /// Up to where a store has published what it has of a key: the last event of the Kind there or of the key anywhere, or
-    /// where the store began; none before its first start.
+    /// The revision up to which a store has published what it has of a key: that of the last event of the Kind there,
+    /// or of the key anywhere, or the beginning of the store; none before its first start.
     #[must_use]
     pub fn last_published(&self, store: StoreIx, kind: usize, key: &[u8]) -> Option<Revision> {
         let record = self.read();
@@ -536,7 +460,7 @@ impl History {
         Some(of.map(|event| event.event.revision).max().unwrap_or(first))
     }
 
-    /// How a store's last process ended, if that is over.
+    /// How a store's last process ended, if none runs.
     #[must_use]
     pub fn end(&self, store: StoreIx) -> Option<End> {
         self.read().ended.get(&store).copied()
@@ -548,15 +472,15 @@ impl History {
         self.read().maps.last().map(|(_, map)| map.store_of(key))
     }
 
-    /// A store that restarted says that it has every event of a key of a Kind up to `kept`.
+    /// Notes that a restarted store says that it has every event of a key up to `kept`.
     pub fn keeps(&self, store: StoreIx, kind: usize, kept: Revision) {
         let record = &mut *self.write();
         let of = record.durable.entry((store, kind)).or_insert(Revision(i64::MAX));
         *of = kept.min(*of);
     }
 
-    /// The owner of a key has restarted after this end and has every event of it up to `durable`: published events behind
-    /// that are lost. The last write that it found must agree with that.
+    /// The owner of a key has restarted after this end and has every event of it up to `durable`: published events
+    /// behind that are lost. The last write that it found must agree with that.
     pub fn lost(
         &self,
         (store, end): (StoreIx, End),
@@ -596,7 +520,7 @@ impl History {
         }
     }
 
-    /// A store has restarted with these leases of its own.
+    /// Notes that a store has restarted with these leases of its own.
     pub fn leases_found(&self, store: StoreIx, found: &[LeaseId]) {
         let order = self.world.order();
         let record = &mut *self.write();
@@ -627,7 +551,6 @@ impl History {
         self.known.borrow().contains(&(event.revision, event.key.clone()))
     }
 
-    /// A map was decided.
     pub fn decided(&self, routes: Arc<Routes>) {
         let order = self.world.order();
         let maps = &mut self.write().maps;

@@ -1,5 +1,5 @@
-//! What must hold, a file for each invariant. Every one reads a run's record when the run is over and says what is
-//! broken; `tests/mutations.rs` proves of every one that it can.
+//! The invariants, a file for each. Each reads the record of a run when the run is over, and says what is broken.
+//! `tests/mutations.rs` proves that each can fail.
 
 use std::fmt;
 
@@ -24,12 +24,9 @@ pub mod r8_start;
 pub mod r9_durable;
 pub mod watch_events;
 
-/// A breach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Of which invariant.
     pub invariant: &'static str,
-    /// What is wrong.
     pub what: String,
 }
 
@@ -41,7 +38,6 @@ impl fmt::Display for Violation {
 
 type Check = fn(&Record) -> Result<(), String>;
 
-/// All invariants by name.
 pub const ALL: &[(&str, Check)] = &[
     ("r1_unique", r1_unique::check),
     ("r3_bounded", r3_bounded::check),
@@ -63,7 +59,6 @@ pub const ALL: &[(&str, Check)] = &[
     ("liveness", liveness::check),
 ];
 
-/// Checks all.
 #[must_use]
 pub fn check(record: &Record) -> Vec<Violation> {
     let broken = ALL.iter().filter_map(|(invariant, check)| {

@@ -1,6 +1,6 @@
-//! Pure: routers, shards, their clocks and the network between them, simulated from a seed. What runs is the product: a
-//! shard's loop, and a router's feeds, watch streams, reads, deletes, leases, compactions and moves. What is simulated is time,
-//! chance, and messages. One seed is one run, always the same.
+//! Pure: routers, shards, a meta store, their clocks and the network between them, simulated from a seed. The code that
+//! runs is the product's: a shard's loop, and a router's feeds, watch streams, reads, deletes, leases, compactions and
+//! moves. Time, chance and messages are simulated. A seed always gives the same run.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -13,8 +13,8 @@
 //! | [`sabotage`] | what can be broken on purpose |
 //! | [`run`], [`many`] | a seed, and many |
 //!
-//! Shards stall, lose connections, and restart: told to, killed, after a power loss, or with an empty disk. Their files
-//! are on a simulated disk, and the product's jobs write them ([`shard::files`]).
+//! Shards stall, lose connections, and restart: by request, by a kill, by a power loss, or with an empty disk. Their
+//! files are on a simulated disk, and the product's jobs write them ([`shard::files`]).
 
 #![forbid(unsafe_code)]
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::invariants::Violation;
 use crate::run::{Counts, Outcome, run};
 
-/// A run that panics has broken something, too.
+/// A run that panics counts as one that broke something.
 fn run_caught(seed: u64) -> Outcome {
     std::panic::catch_unwind(|| run(seed, None)).unwrap_or_else(|_| {
         let what = "see above".to_owned();
@@ -17,7 +17,7 @@ fn run_caught(seed: u64) -> Outcome {
     })
 }
 
-/// Runs seeds on so many threads; what they did together, and the first runs that broke something, by seed.
+/// Runs seeds on so many threads. Returns the sum of their counts, and the first runs that broke something, by seed.
 #[must_use]
 pub fn many(seeds: Range<u64>, threads: usize) -> (Counts, Vec<Outcome>) {
     let next = AtomicU64::new(seeds.start);

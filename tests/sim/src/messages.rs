@@ -1,4 +1,4 @@
-//! What routers ask of shards, and what they get: `kindred.shard.v1` and etcd's API without their bytes.
+//! Requests of routers and answers of shards: `kindred.shard.v1` and etcd's API without their encoding.
 
 use kindred_engine::engine::{EndedLease, FeedOut, WatchId, WatchOut, WatchSpec};
 use kindred_engine::error::EngineError;
@@ -9,62 +9,85 @@ use kindred_partition_config::key::KeyRange;
 use kindred_proto::shard_v1 as pb;
 use tonic::Status;
 
-/// One call.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// A write or a txn by this map; its answer at or above the hint.
-    Apply { op: Op, min_revision: Option<Revision>, generation: Epoch },
+    /// A write or a txn by this map. Its answer has at least the hinted revision.
+    Apply {
+        op: Op,
+        min_revision: Option<Revision>,
+        generation: Epoch,
+    },
     /// A read by this map, with its hints.
-    Read { query: RangeQuery, min_revision: Option<Revision>, pin: bool, generation: Epoch },
-    /// The current revision of what this map places there, raised.
-    Raise { ranges: Vec<KeyRange>, to: Revision, generation: Epoch },
-    /// As above, pinned, and whether anything changed.
-    RaiseSince { ranges: Vec<KeyRange>, to: Revision, since: Revision, generation: Epoch },
-    /// Compacts.
-    Compact { at: Revision },
+    Read {
+        query: RangeQuery,
+        min_revision: Option<Revision>,
+        pin: bool,
+        generation: Epoch,
+    },
+    /// The current revision of the ranges, raised to a revision.
+    Raise {
+        ranges: Vec<KeyRange>,
+        to: Revision,
+        generation: Epoch,
+    },
+    /// The same with a pin. The answer says whether anything has changed.
+    RaiseSince {
+        ranges: Vec<KeyRange>,
+        to: Revision,
+        since: Revision,
+        generation: Epoch,
+    },
+    Compact {
+        at: Revision,
+    },
     /// A lease of this store's own.
-    LeaseGrant { ttl_s: i64 },
-    /// Keeps one alive.
-    LeaseKeepAlive { id: LeaseId },
-    /// Ends one.
-    LeaseRevoke { id: LeaseId },
-    /// At the home: a store will hold keys of it.
-    LeaseAttach { id: LeaseId, store: Slot },
-    /// At another store: know it.
-    LeaseAdopt { id: LeaseId, ttl_s: i64, home: Slot },
-    /// At another store: it is over.
-    LeaseEnd { id: LeaseId },
-    /// At the home: all is deleted.
-    LeaseForget { id: LeaseId },
-    /// At the home: leases that are over and wait for other stores.
+    LeaseGrant {
+        ttl_s: i64,
+    },
+    LeaseKeepAlive {
+        id: LeaseId,
+    },
+    LeaseRevoke {
+        id: LeaseId,
+    },
+    /// To the home: a store will hold keys of the lease.
+    LeaseAttach {
+        id: LeaseId,
+        store: Slot,
+    },
+    /// To another store: know the lease.
+    LeaseAdopt {
+        id: LeaseId,
+        ttl_s: i64,
+        home: Slot,
+    },
+    /// To another store: the lease is over.
+    LeaseEnd {
+        id: LeaseId,
+    },
+    /// To the home: all keys of the lease are deleted.
+    LeaseForget {
+        id: LeaseId,
+    },
+    /// To the home: the leases that are over and wait for other stores.
     LeasesEnded,
-    /// Of moves.
     Unit(UnitRequest),
 }
 
 /// A call of a move: service `Units`.
 #[derive(Debug, Clone)]
 pub enum UnitRequest {
-    /// All units.
     List,
-    /// Several calls.
     Together(pb::UnitCalls),
-    /// News.
     Tails(pb::TailsRequest),
-    /// Data.
     Import(pb::ImportRequest),
 }
 
-/// The answer to one.
 #[derive(Debug, Clone)]
 pub enum UnitReply {
-    /// To List.
     Listed(pb::UnitsListResponse),
-    /// To Together.
     Together(pb::UnitAnswers),
-    /// To Tails.
     Tails(pb::TailsResponse),
-    /// To Import.
     Imported(pb::ImportResponse),
 }
 
@@ -79,50 +102,46 @@ impl Request {
     }
 }
 
-/// What comes back.
 #[derive(Debug, Clone)]
 pub enum Reply {
-    /// To a write.
     Applied(OpAnswer),
-    /// To a read.
     Read(RangeAnswer),
-    /// To a raise.
-    Raised { current: Revision, changed: bool },
+    Raised {
+        current: Revision,
+        changed: bool,
+    },
     /// To a compaction: the current revision.
     Compacted(Revision),
-    /// To a grant.
-    Granted { id: LeaseId, ttl_s: i64 },
+    Granted {
+        id: LeaseId,
+        ttl_s: i64,
+    },
     /// To a keep-alive or an attach: seconds.
     Ttl(i64),
     /// To a revoke: the stores that hold keys.
     Revoked(Vec<Slot>),
     /// To what has no answer.
     Done,
-    /// Leases that are over.
     Ended(Vec<EndedLease>),
     /// To a call of a move.
     Unit(Result<UnitReply, Status>),
 }
 
-/// How a call fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CallError {
-    /// Definitely not executed.
+    /// The call was certainly not executed.
     Down,
-    /// It may have been executed.
+    /// The call may have been executed.
     Lost,
-    /// The shard refuses.
     Refused(EngineError),
     /// The shard refuses for another reason.
     Other(String),
 }
 
-/// On a stream of a shard's, in order.
+/// A message on a stream from a shard.
 #[derive(Debug, Clone)]
 pub enum StreamOut {
-    /// Of a feed.
     Feed(FeedOut),
-    /// Of a watch stream.
     Watch(Vec<WatchOut>),
     /// The store does not own the keys of a watch.
     WatchRefused(WatchId, Revision, NotOwned),
@@ -132,27 +151,26 @@ pub enum StreamOut {
     Copied(Option<pb::CopyResponse>),
     /// A digest; none at the end.
     Digest(Option<pb::VerifyResponse>),
-    /// The stream is over.
     Broken,
 }
 
-/// On a stream to a shard, in order.
+/// A message on a stream to a shard.
 #[derive(Debug, Clone)]
 pub enum StreamIn {
     /// Opens a feed by this map.
-    Feed { ranges: Vec<KeyRange>, start: Revision, generation: Epoch },
+    Feed {
+        ranges: Vec<KeyRange>,
+        start: Revision,
+        generation: Epoch,
+    },
     /// Asks for a copy of a unit.
     Copy(pb::CopyRequest),
     /// Asks for the digests of a unit.
     Verify(pb::VerifyRequest),
-    /// Raises the feed.
     Advance(Revision),
-    /// Adds a watch.
     Watch(WatchSpec),
-    /// Ends a watch.
     Cancel(i64),
-    /// Asks for progress.
     Progress,
-    /// The router is gone, or does not want it any more.
+    /// The router closes the stream, or is gone.
     Close,
 }

@@ -1,5 +1,5 @@
-//! The meta store: keys under compare-and-swap, leases, and watches, each as far from a router as the network has it. It
-//! can be away, lose the answer to a transaction, and come back with older data, or none.
+//! The meta store: keys with compare-and-swap, leases and watches. It can be away, lose the answer to a transaction,
+//! and come back with older data or none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,7 +20,6 @@ use crate::world::{Bell, MS, Micros, NATURE, SECOND, World};
 /// How long a router waits for an answer.
 const DEADLINE: Micros = 3 * SECOND;
 
-/// A key.
 #[derive(Debug)]
 struct Kept {
     value: Bytes,
@@ -28,12 +27,10 @@ struct Kept {
     lease: i64,
 }
 
-/// What the store holds.
 #[derive(Debug, Default)]
 struct Data {
     revision: i64,
     keys: BTreeMap<String, Kept>,
-    /// When each lease ends.
     leases: BTreeMap<i64, Micros>,
     /// Every event, with its revision.
     log: Vec<(i64, mvccpb::Event)>,
@@ -49,7 +46,7 @@ pub struct Watch {
     bell: Bell,
 }
 
-/// The store, with what each router keeps in a file of its own.
+/// The store, and the cache file of each router.
 pub struct MetaStore {
     world: World,
     history: Rc<History>,
@@ -57,7 +54,6 @@ pub struct MetaStore {
     away: Cell<bool>,
     /// Routers that cannot reach it.
     cut: RefCell<Vec<bool>>,
-    /// Changes when connections break.
     breaks: Cell<u64>,
     watches: RefCell<Vec<Rc<Watch>>>,
     leases: Cell<i64>,
@@ -71,7 +67,7 @@ fn holds(data: &Data, expect: &Expect) -> bool {
 }
 
 impl MetaStore {
-    /// A store with this state, for so many routers.
+    /// A meta store with this state, for so many routers.
     #[must_use]
     pub fn new(world: &World, history: &Rc<History>, state: &Arc<ClusterState>, routers: usize) -> Rc<Self> {
         let store = Rc::new(Self {
@@ -96,20 +92,20 @@ impl MetaStore {
         store
     }
 
-    /// The last state that a router kept.
+    /// The state in a router's cache file.
     #[must_use]
     pub fn cached(&self, router: usize) -> Arc<ClusterState> {
         self.caches.borrow()[router].clone()
     }
 
-    /// A router keeps a state.
+    /// Writes the state to a router's cache file.
     pub fn cache(&self, router: usize, state: Arc<ClusterState>) {
         self.caches.borrow_mut()[router] = state;
     }
 
     // ---- faults
 
-    /// It is away for a while, for one router or for all.
+    /// Makes it unreachable for a while, for one router or for all.
     pub fn lose(self: &Rc<Self>, router: Option<usize>, how_long: Micros) {
         self.world.note(format_args!("meta is away from {router:?} for {how_long}"));
         let set = move |store: &Self, gone: bool| match router {
@@ -122,7 +118,7 @@ impl MetaStore {
         self.world.after(how_long, NATURE, move || set(&store, false));
     }
 
-    /// It comes back after so long without its last writes.
+    /// Makes it unreachable for a while, and drops its last writes.
     pub fn roll_back(self: &Rc<Self>, writes: usize, how_long: Micros) {
         self.lose(None, how_long);
         let data = &mut *self.data.borrow_mut();
@@ -143,7 +139,6 @@ impl MetaStore {
         }
     }
 
-    /// Everybody can reach it.
     pub fn calm_down(&self) {
         self.away.set(false);
         self.cut.borrow_mut().fill(false);
@@ -171,7 +166,7 @@ impl MetaStore {
 
     // ---- calls
 
-    /// Does something at the store. The error tells whether it was done: only `Unavailable` says that it was not.
+    /// Executes something at the store. Only the error `Unavailable` says that it was not executed.
     async fn call<T>(&self, router: usize, does: impl FnOnce(&Self) -> T) -> Result<T, MetaError> {
         let before = self.breaks.get();
         self.world.sleep(self.delay()).await;
@@ -206,7 +201,6 @@ impl MetaStore {
         self.call(router, Self::entries).await.map_err(unread)
     }
 
-    /// All keys.
     #[must_use]
     pub fn entries(&self) -> Entries {
         let data = self.data.borrow();
@@ -259,7 +253,7 @@ impl MetaStore {
         .await
     }
 
-    /// Renews a lease; whether it lives.
+    /// Renews a lease; `false` if it is over.
     ///
     /// # Errors
     /// When it cannot be asked.
@@ -300,7 +294,7 @@ impl MetaStore {
         lease == 0 || self.data.borrow().leases.contains_key(&lease)
     }
 
-    /// Ends leases that are due, with their keys.
+    /// Ends the leases that are due, and deletes their keys.
     pub fn expire(&self) {
         let now = self.world.now();
         let gone: Vec<Write> = {
@@ -353,7 +347,7 @@ impl MetaStore {
         revision
     }
 
-    /// Writes down what is decided.
+    /// Records decisions of moves and maps.
     fn note(&self, revision: i64, events: &[mvccpb::Event]) {
         let changed = |prefix: &str| {
             let mut keys = events.iter().filter_map(|event| event.kv.as_ref());
@@ -408,7 +402,7 @@ impl Watch {
     }
 }
 
-/// A read changes nothing, so nothing about it is unknown.
+/// A read changes nothing, so its result is never unknown.
 fn unread(error: MetaError) -> MetaError {
     match error {
         MetaError::Unknown(why) => MetaError::Unavailable(why),

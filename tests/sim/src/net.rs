@@ -1,6 +1,6 @@
-//! The network between routers and shards: unary calls that overtake each other, ordered streams, delays, and links that
-//! break. What is lost is lost as a broken connection loses it: all that was under way on the link, each request
-//! executed or not, and never a message in the middle of a stream.
+//! The network between routers and shards: unary calls that overtake each other, ordered streams, delays, and links
+//! that break. A broken link loses all that was under way on it, and each lost request may have been executed. A stream
+//! never loses a message in its middle.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use crate::world::{Answer, Life, MS, Micros, NATURE, SECOND, World, answer};
 const READ_LIMIT: Micros = 20 * SECOND;
 const WRITE_LIMIT: Micros = 10 * SECOND;
 
-/// Takes what a shard sends.
+/// Receives the messages of a shard.
 pub type Deliver = Box<dyn Fn(StreamOut)>;
 
 /// One router's connection to one shard.
@@ -31,12 +31,12 @@ struct Link {
 /// An ordered stream between a router and a shard.
 pub struct Stream {
     life: Life,
-    /// Neither end has closed it.
+    /// Whether neither end has closed it.
     open: Cell<bool>,
     /// When the last message in each direction arrives.
     last_in: Cell<Micros>,
     last_out: Cell<Micros>,
-    /// Messages on their way or not read yet: a shard makes no more than a few ahead.
+    /// The number of messages that are on their way or not read yet.
     pub unread: Cell<usize>,
     shard: Rc<Shard>,
     /// The incarnation of the shard that it leads to.
@@ -44,20 +44,19 @@ pub struct Stream {
     to_router: RefCell<Option<Deliver>>,
 }
 
-/// All links.
 pub struct Net {
     world: World,
     shards: Vec<Rc<Shard>>,
     links: Vec<Vec<Link>>,
-    /// Messages in a hundred that are late.
+    /// How many messages in a hundred are late.
     late_percent: u64,
     late_max: Micros,
-    /// Nothing is late any more.
+    /// Whether no message is late any more.
     calm: Cell<bool>,
 }
 
 impl Net {
-    /// The links of so many routers with all shards.
+    /// Links between so many routers and all shards.
     #[must_use]
     pub fn new(world: World, routers: usize, shards: Vec<Rc<Shard>>) -> Self {
         let link = |shard: &Rc<Shard>| Link { down: Cell::new(!shard.runs()), ..Link::default() };
@@ -76,7 +75,6 @@ impl Net {
         }
     }
 
-    /// The shards.
     #[must_use]
     pub fn shards(&self) -> &[Rc<Shard>] {
         &self.shards
@@ -88,7 +86,7 @@ impl Net {
         !self.links[router][store.0].down.get()
     }
 
-    /// Breaks a link: all that is under way is lost. It stays down until it is healed.
+    /// Breaks a link, and loses all that is under way on it. It stays down until it is healed.
     pub fn cut(&self, router: usize, store: usize) {
         let link = &self.links[router][store];
         link.down.set(true);
@@ -102,18 +100,18 @@ impl Net {
         }
     }
 
-    /// Connects again, if there is a process to connect to.
+    /// Connects a link again, if the store's process runs.
     pub fn heal(&self, router: usize, store: usize) {
         self.links[router][store].down.set(!self.shards[store].runs());
     }
 
-    /// A store's process ends, and all its links with it.
+    /// Ends a store's process and breaks all its links.
     pub fn end_store(&self, store: usize, how: End) {
         self.shards[store].stop(how);
         (0..self.links.len()).for_each(|router| self.cut(router, store));
     }
 
-    /// A store's process starts, and routers reach it.
+    /// Starts a store's process and connects the routers to it.
     pub fn start_store(&self, store: usize) {
         self.shards[store].start();
         (0..self.links.len()).for_each(|router| self.heal(router, store));
@@ -127,10 +125,10 @@ impl Net {
         }
     }
 
-    /// One call, sent again once where that is safe (R11).
+    /// Makes a call, which is sent again once where that is safe (R11).
     ///
     /// # Errors
-    /// The shard's own, or what became of the call.
+    /// The shard's error, or how the call was lost.
     pub async fn call(&self, router: usize, store: StoreIx, request: Request) -> Result<Reply, CallError> {
         let is_read = request.is_read();
         let limit = if is_read { READ_LIMIT } else { WRITE_LIMIT };
@@ -150,7 +148,7 @@ impl Net {
         }
     }
 
-    /// One call that is sent once, and waited for so long.
+    /// Makes a call that is sent once, with this time limit.
     ///
     /// # Errors
     /// As above.
@@ -180,7 +178,7 @@ impl Net {
         let (shard, world, back) = (self.shards[store.0].clone(), self.world.clone(), self.delay());
         let (generation, then, life) = (link.generation.clone(), link.generation.get(), shard.life());
         self.world.after(self.delay(), NATURE, move || {
-            // A request on a link that broke meanwhile has left it, or not.
+            // A request on a link that broke meanwhile may have arrived.
             if generation.get() != then && world.chance(50) {
                 return;
             }
@@ -220,7 +218,7 @@ impl Net {
         stream
     }
 
-    /// Sends on a stream, behind what was sent before.
+    /// Sends a message on a stream. Messages arrive in the order in which they were sent.
     pub fn send_in(&self, stream: &Rc<Stream>, message: StreamIn) {
         if !stream.open.get() {
             return;
@@ -235,7 +233,7 @@ impl Net {
         });
     }
 
-    /// The router does not want it any more. The shard learns of it later.
+    /// Closes a stream for its router. The shard learns of that later.
     pub fn close(&self, stream: &Rc<Stream>) {
         *stream.to_router.borrow_mut() = None;
         if stream.open.replace(false) {
@@ -244,7 +242,7 @@ impl Net {
         }
     }
 
-    /// It broke: both ends learn of it, each in its time.
+    /// Breaks a stream. Each end learns of that in its own time.
     fn end(&self, stream: &Rc<Stream>) {
         if !stream.open.replace(false) {
             return;
@@ -260,7 +258,7 @@ impl Net {
         self.world.after(self.delay(), NATURE, move || gone.shard.receive_in(&gone, StreamIn::Close));
     }
 
-    /// The routers' streams of a life that has ended.
+    /// Closes the streams of a router's process that has ended.
     pub fn end_life(&self, life: Life) {
         for link in self.links.iter().flatten() {
             let ended: Vec<_> =
@@ -277,7 +275,7 @@ impl Stream {
         self.open.get()
     }
 
-    /// A shard's message, behind those before. `delay` is what it takes.
+    /// Sends a shard's message after `delay`. Messages arrive in the order in which they were sent.
     pub fn send_out(self: &Rc<Self>, world: &World, delay: Micros, message: StreamOut) {
         if !self.open.get() {
             return;
@@ -301,7 +299,7 @@ impl Stream {
         });
     }
 
-    /// The router has read a message: the shard may make another.
+    /// Notes that the router has read a message, so that the shard may make another.
     pub fn read_one(self: &Rc<Self>) {
         self.unread.set(self.unread.get().saturating_sub(1));
         self.shard.may_pull(self);

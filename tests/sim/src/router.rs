@@ -1,4 +1,4 @@
-//! A router: the product's machines and functions, over simulated calls.
+//! A router. The machines and functions are the product's; calls are simulated.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -32,7 +32,6 @@ pub mod session;
 
 pub use session::Session;
 
-/// How a request fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fail {
     /// etcd's `ErrCompacted`.
@@ -41,9 +40,9 @@ pub enum Fail {
     Future,
     /// etcd's `ErrLeaseNotFound`.
     NoLease,
-    /// Certainly not executed.
+    /// The request was certainly not executed.
     Unavailable,
-    /// It may have been executed.
+    /// The request may have been executed.
     Unknown,
 }
 
@@ -60,39 +59,32 @@ impl From<CallError> for Fail {
     }
 }
 
-/// One life of a router.
+/// One process of a router.
 pub struct Router {
-    /// The world.
     pub world: World,
-    /// Its connections.
     pub net: Rc<Net>,
-    /// Which router it is.
     pub at: usize,
-    /// Which life.
     pub life: Life,
     /// The stores, and the first map.
     pub topology: Rc<Topology>,
-    /// The meta store.
     pub meta: Rc<MetaStore>,
     known: routes::Known,
-    /// What it has shown.
     pub shown: ShownRevisions,
-    /// Which lease is known where.
+    /// The stores that know each lease.
     leases: Leases,
     owed: RefCell<Owed>,
-    /// Clients' compactions up to here.
+    /// The highest revision that clients have compacted.
     compacted: Cell<Revision>,
     feeds: feeds::Feeds,
     /// The start of the run, as the product's machines count time.
     epoch: std::time::Instant,
-    /// What happened.
     pub history: Rc<History>,
-    /// What is wrong with it.
+    /// The sabotage of this run.
     pub sabotage: Option<Sabotage>,
 }
 
 impl Router {
-    /// Starts a router, with what it does by itself.
+    /// Starts a router and its own tasks.
     #[must_use]
     pub fn start(
         world: &World,
@@ -161,7 +153,7 @@ impl Router {
         self.routes().spread_in(&self.topology.kind_range(kind))
     }
 
-    /// Its sessions, feeds and tasks end.
+    /// Ends its sessions, feeds and tasks.
     pub fn stop(&self) {
         self.world.note(format_args!("r{} stops", self.at));
         self.world.kill(self.life);

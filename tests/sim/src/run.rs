@@ -1,4 +1,4 @@
-//! One run: a seed's world, its faults, its clients, and what came of it.
+//! One run: the world of a seed, its clients, its faults, and the result.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,43 +22,33 @@ use crate::world::{MS, Micros, NATURE, SECOND, STEPS_MAX, World};
 
 mod end;
 
-/// Clients are done by then, or are not waited for.
+/// The longest time that the run waits for clients.
 const BUSY_MAX: Micros = 40 * SECOND;
-/// What is left to do once faults have ended is done within this: the longest deadlines and periods, and one more.
+/// The time in which everything settles after the faults: the sum of the longest deadlines and periods, and some more.
 pub const SETTLE: Micros = 35 * SECOND;
 
 /// The modes that a Kind may have where stores have files.
 const MODES: [Durability; 4] = [Durability::Fsync, Durability::Fsync, Durability::Buffered, Durability::None];
 
-/// What a run did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Seeds.
     pub seeds: u64,
-    /// Steps of the scheduler.
     pub steps: u64,
-    /// Events published.
     pub events: u64,
-    /// Reads answered.
     pub lists: u64,
-    /// Watches created, each connection's counted.
+    /// Watches created, counted per connection.
     pub watches: u64,
-    /// Events that watches were given.
+    /// Events that watches delivered.
     pub delivered: u64,
-    /// Promises on watch streams.
     pub progress: u64,
-    /// Moves begun.
     pub moves: u64,
-    /// Maps decided.
     pub maps: u64,
     /// Links cut, shards stalled or restarted, routers killed, clocks set.
     pub faults: u64,
-    /// Breaches.
     pub violations: u64,
 }
 
 impl Counts {
-    /// Both together.
     pub fn add(&mut self, other: &Self) {
         self.seeds += other.seeds;
         self.steps += other.steps;
@@ -97,21 +87,18 @@ impl std::fmt::Display for Counts {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Its seed.
     pub seed: u64,
-    /// What it did.
     pub counts: Counts,
     /// What happened, line by line.
     pub log: Vec<String>,
-    /// What is broken.
     pub violations: Vec<Violation>,
 }
 
 impl Outcome {
-    /// A number for the whole log.
+    /// A hash of the whole log.
     #[must_use]
     pub fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -135,7 +122,6 @@ impl Outcome {
     }
 }
 
-/// Runs a seed.
 #[must_use]
 pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
     let world = World::new(seed);
@@ -193,7 +179,7 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Outcome {
         world.run_until(world.now() + 100 * MS);
     }
     clients.over.set(true);
-    // Stores that are down come back by themselves.
+    // Stores that are down come back by tasks of their own.
     while !clients.all_run() && world.steps() < STEPS_MAX {
         world.run_until(world.now() + 100 * MS);
     }
@@ -244,10 +230,10 @@ fn start_clients(clients: &Rc<Clients>) {
         clients.start(client::lister::run(clients.clone(), amount));
     }
     for _ in 0..world.between(1, 3) {
-        // They watch until the end of the run, and nobody waits for them.
+        // They watch until the end of the run, which does not wait for them.
         world.spawn(NATURE, client::watcher::run(clients.clone()));
     }
-    // What becomes of leases whose home is lost, other tests say.
+    // Leases whose home is lost have tests of their own.
     if world.chance(60) && !clients.replacing {
         clients.start(client::keeper::leases(clients.clone(), amount));
     }
@@ -306,7 +292,7 @@ async fn make_trouble(
                     Some(_) => *world.pick(&[End::Clean, End::Killed, End::PowerLoss, End::PowerLoss]),
                     None => End::DiskLost,
                 };
-                // Who loses a disk loses what it knows of moves; its operator replaces the store (R14).
+                // A store that loses its disk does not know of moves any more. It is replaced instead (R14).
                 let end = if fair && !clients.moving && world.chance(20) { End::DiskLost } else { end };
                 if shards[store].runs() && (fair || end != End::DiskLost) {
                     restart(&clients, store, end, how_long);
@@ -358,7 +344,7 @@ fn restart(clients: &Rc<Clients>, store: usize, end: End, how_long: Micros) {
         }
         net.end_store(store, end);
         world.sleep(how_long).await;
-        // What a lost disk knew of the clock is lost too: its successor begins when the wall is past it.
+        // The lost disk also had the ceiling of the clock. The next process starts when the wall clock is above it.
         while end == End::DiskLost
             && net.shards()[store].wall_revision() <= history.read().highest(StoreIx(store))
         {

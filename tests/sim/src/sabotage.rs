@@ -1,45 +1,45 @@
-//! What can be broken on purpose, to prove that each invariant can fail. Never anything in a run of `make sim`.
+//! Faults in the product that a test can turn on, to prove that each invariant can fail. `make sim` has none of them.
 
-/// One thing that is wrong.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Two shards assign with one slot (R1).
+    /// Two shards use the same slot (R1).
     SharedSlot,
-    /// A shard follows any number (R3).
+    /// A shard raises its clock to any revision (R3).
     UnboundedClock,
-    /// A shard shows its present without having promised it (R4).
+    /// A shard reports its current revision without promising it (R4).
     ShowsAhead,
-    /// Shards hold nothing for reads over several of them (R5).
+    /// Shards do not pin revisions for reads over several stores (R5).
     NoPins,
-    /// Shards say that nothing changed up to T (R5).
+    /// Shards always say that nothing has changed up to T (R5).
     NothingChanges,
-    /// A list shows what its first store shows, and reads each store at its own present (R5).
+    /// A list has the revision of its first store, and reads each store at its own current revision (R5).
     NoSnapshot,
-    /// The check against the future is left out: what the store shows is raised to whatever a client names (R4).
+    /// The check for future revisions is left out: a store is raised to any revision that a client names (R4).
     NoFutureCheck,
-    /// Events are shown as they come, whatever other stores may still have (R6).
+    /// Events are delivered as they come, without waiting for other stores (R6).
     NoWatermarks,
     /// A progress answer does not wait for the watches of its stream (R7).
     EagerProgress,
-    /// Reads ask for no revision at least (R8).
+    /// Reads have no minimum revision (R8).
     ForgetfulRouter,
     /// A watch without a start begins where its first store stands (R8).
     LooseStart,
-    /// A lease that is over is forgotten without its other stores being told (R12).
+    /// A home forgets a lease that is over before the other stores have ended it (R12).
     NoLeaseEnd,
-    /// A home says that a lease is over in the turn in which it ends, whatever the disk has of that (R12).
+    /// A home says that a lease is over before the end is on disk (R12).
     TellsEarly,
-    /// A store that lost its connection is not watched again.
+    /// A router does not reopen the stream of a store that broke.
     NoResume,
-    /// A shard keeps what must be on disk as if it need not be (R9).
+    /// A shard treats Kinds of mode `fsync` as `buffered` (R9).
     WeakModes,
-    /// Routers do not hear what stores have lost (R10).
+    /// Routers ignore the gaps of stores (R10).
     NoGaps,
-    /// A unit is served again by its old owner while it is decided that another one has it (R13, R15).
+    /// The former owner serves a unit again while the decision for another one is made (R13, R15).
     EarlyUnfreeze,
-    /// Nobody takes over the moves of a router that died.
+    /// No router takes over the moves of one that has died.
     NoTakeover,
-    /// A decision is recorded of the move, and its map is not (R15).
+    /// A decision writes the record of the move, but not the map (R15).
     LostMap,
     /// A router that knows a newer state than the meta store has does not give it back.
     KeepsState,

@@ -1,6 +1,6 @@
-//! A shard's process: the product's loop, core and engine, taken through its turns by the world. What is simulated is
-//! when a turn comes, how much it reads, and what carries requests and answers: the services of `shard/src/internal`
-//! without their bytes.
+//! A shard's process. The loop, the core and the engine are the product's. The world decides when a turn of the loop
+//! comes and how many requests it reads, and carries requests and answers in place of the services of
+//! `shard/src/internal`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -49,11 +49,11 @@ use self::files::{End, Files, Modes};
 
 /// The maximum clock offset (R3).
 pub const OFFSET_MAX: Micros = 10 * SECOND;
-/// How often idle feeds are told the present.
+/// How often idle feeds get a watermark.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// Reads and messages are cut into many small parts, so that other things happen between them.
+/// Small limits, so that reads and messages have many parts and other things happen between them.
 const SIZES: Sizes = Sizes { whole_keys: 4, chunk_keys: 2, chunk_bytes: usize::MAX, message_bytes: 400 };
-/// Pins last their whole time here: every release is lost, which is harmless.
+/// Pins last for their whole time here, as if every release were lost.
 const UNRELEASED: PinId = PinId(1);
 
 type Respond = Box<dyn FnOnce(Result<Reply, CallError>)>;
@@ -65,45 +65,44 @@ struct Times {
     wall: AtomicU64,
 }
 
-/// What a turn did to leases, in order.
+/// The changes of leases in a turn, in order.
 type LeaseNotes = Arc<Mutex<Vec<(LeaseId, LeaseStep)>>>;
 
-/// One shard, over all its incarnations.
+/// A shard over all its incarnations.
 pub struct Shard {
     /// Its place among the stores.
     pub index: StoreIx,
     world: World,
     history: Rc<History>,
     topology: Rc<Topology>,
-    /// Its wall clock.
     pub wall: WallClock,
     times: Arc<Times>,
-    /// Its files, and which Kinds they keep; none for a shard that keeps nothing.
+    /// Its files; none for a shard without a disk.
     pub files: Option<Files>,
     process: RefCell<Option<Rc<Process>>>,
-    /// Keys of which it is not decided what restarts have lost, because they are frozen: the Kind, and the worst end
-    /// since they were frozen. The other store of their move has them, too.
+    /// Frozen keys, of which it is not decided what restarts have lost, because the other store of their move has them,
+    /// too: the Kind, and the worst end since they were frozen.
     undecided: RefCell<BTreeMap<Key, (usize, End)>>,
-    /// It does nothing until then.
+    /// The time until which the process stands still.
     stalled_until: Cell<Micros>,
     sabotage: Option<Sabotage>,
     kinds: Vec<KeyRange>,
 }
 
-/// One incarnation of a shard: what ends when its process does.
+/// One incarnation of a shard.
 struct Process {
     life: Life,
     handle: Handle,
     apply_loop: RefCell<Option<ApplyLoop>>,
-    /// What its logs have to do.
+    /// The jobs of its logs.
     jobs: Option<Driven>,
     leases: LeaseNotes,
     streams: RefCell<Vec<Rc<streams::Inbox>>>,
-    /// Watches of all Kinds, which tell what is published.
+    /// Watches of all keys, which report what is published.
     truth: truth::Watches,
-    /// What moves ask of it.
+    /// The service for moves.
     units: UnitService,
-    /// What each Kind showed last, as recorded.
+    /// The last recorded revision of each Kind.
     shown: RefCell<Vec<Revision>>,
     /// When its next turn comes, if that is planned.
     planned: Cell<Option<Micros>>,
@@ -139,7 +138,6 @@ impl Shard {
         })
     }
 
-    /// Whether its process runs.
     #[must_use]
     pub fn runs(&self) -> bool {
         self.process.borrow().is_some()
@@ -162,7 +160,7 @@ impl Shard {
         self.process.borrow().clone()
     }
 
-    /// Starts a process on what the files have.
+    /// Starts a process from the files.
     pub fn start(self: &Rc<Self>) {
         self.now();
         let (mut core, logs, jobs) = self.open();
@@ -198,10 +196,10 @@ impl Shard {
         self.plan_work(&process, self.world.now());
     }
 
-    /// The process ends, and the machine or the disk with it.
+    /// Ends the process, and with it the machine or the disk.
     pub fn stop(&self, how: End) {
         let Some(process) = self.process.take() else { return };
-        // On a disk that does not do what it is told, no end is clean.
+        // No end is clean on a disk that fails.
         let sick = self.files.as_ref().is_some_and(|files| files.is_sick(self.world.now()));
         let how = if how == End::Clean && sick { End::Killed } else { how };
         self.world.note(format_args!("s{} ends: {how:?}", self.index.0));
@@ -232,7 +230,7 @@ impl Shard {
         self.times.wall.store(self.wall.at(now), Ordering::Relaxed);
     }
 
-    /// The core as a start makes it of the files.
+    /// The core that a start makes from the files.
     fn open(&self) -> (Core, Logs, Option<Driven>) {
         let mut slot = self.topology.slots[self.index.0];
         if self.sabotage == Some(Sabotage::SharedSlot) {
@@ -256,7 +254,7 @@ impl Shard {
         }
     }
 
-    /// Writes down which of the published events the start did not find, of the keys that are this store's.
+    /// Records which published events of this store's keys the start did not find.
     fn note_losses(&self, core: &mut Core) {
         let engine = &mut core.engine;
         let end = self.history.end(self.index).expect("a process has ended before the next one starts");
@@ -277,7 +275,7 @@ impl Shard {
         self.history.leases_found(self.index, &engine.leases());
     }
 
-    /// Writes down that all published events are lost of the keys of the lost store in whose place this one is.
+    /// Records that all published events of the keys are lost that this store has in place of a lost one.
     fn note_inherited(&self) {
         for (kind, key) in self.topology.keys() {
             if self.history.owner(&key) == Some(self.index) {
@@ -286,8 +284,8 @@ impl Shard {
         }
     }
 
-    /// Writes the same down of keys of which it was not decided at the start: the store serves them again, or another one
-    /// does, which has all of them.
+    /// Records the same of the keys that were undecided at the start, once this store serves them again. If another
+    /// store serves them, that one has all of them.
     fn note_late_losses(&self, engine: &mut Engine) {
         self.undecided.borrow_mut().retain(|key, (kind, end)| {
             if self.history.owner(key) != Some(self.index) {
@@ -317,7 +315,7 @@ impl Shard {
 
     // ---- from outside
 
-    /// A call has arrived, for the incarnation that its connection leads to.
+    /// Takes a call, for the incarnation that its connection leads to.
     pub fn receive(self: &Rc<Self>, to: Option<Life>, request: Request, respond: Respond) {
         let Some(process) = self.process().filter(|process| Some(process.life) == to) else { return };
         let shard = self.clone();
@@ -329,7 +327,7 @@ impl Shard {
         });
     }
 
-    /// A message on a stream has arrived.
+    /// Takes a message on a stream.
     pub fn receive_in(self: &Rc<Self>, stream: &Rc<Stream>, message: StreamIn) {
         let Some(process) = self.process().filter(|process| Some(process.life) == stream.to_life) else {
             return;
@@ -350,7 +348,7 @@ impl Shard {
         inbox.push(message);
     }
 
-    /// The router has read a message of the stream.
+    /// Notes that the router has read a message of the stream.
     pub fn may_pull(&self, stream: &Rc<Stream>) {
         let Some(process) = self.process() else { return };
         let known = process.streams.borrow().iter().find(|inbox| inbox.is_of(stream)).cloned();
@@ -359,14 +357,14 @@ impl Shard {
         }
     }
 
-    /// The process stands still for a while.
+    /// Makes the process stand still for a while.
     pub fn stall(&self, how_long: Micros) {
         self.stalled_until.set(self.world.now() + how_long);
     }
 
     // ---- turns
 
-    /// Runs what uses the handle; whenever it waits, the loop may have something to do.
+    /// Polls a future that uses the handle. Whenever it waits, the loop may have something to do.
     async fn driving<T>(self: &Rc<Self>, process: &Rc<Process>, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         std::future::poll_fn(|context| {
@@ -426,7 +424,7 @@ impl Shard {
 
     // ---- the files
 
-    /// What a turn appended is written when the disk comes to it.
+    /// Plans the work of the disk on what a turn appended.
     fn work_soon(self: &Rc<Self>, process: &Rc<Process>) {
         if let Some(files) = &self.files {
             self.plan_work(process, self.world.now() + files.delay(&self.world));
@@ -448,7 +446,7 @@ impl Shard {
         });
     }
 
-    /// One job does one step, whichever has something to do.
+    /// Lets a random job with work take one step.
     fn work(self: &Rc<Self>, process: &Rc<Process>) {
         let Some(jobs) = &process.jobs else { return };
         self.now();
@@ -475,7 +473,7 @@ impl Shard {
         self.note_late_losses(&mut core.engine);
         process.truth.pull(&mut core.engine, |kind, event| {
             let event = TruthEvent::of(event);
-            // What is imported was published where it was.
+            // Imported events were published by their former store.
             if !self.history.knows(&event) {
                 self.history.published(self.index, kind, event);
             }
@@ -503,7 +501,7 @@ impl Shard {
         }
     }
 
-    /// Writes down what became of leases: what was asked for, and which are new or over.
+    /// Records the requests for leases, and which leases are new or over.
     fn note_leases(&self, process: &Process, core: &Core, before: &[LeaseId]) {
         let after = core.engine.leases();
         let of = |leases: &[LeaseId], others: &[LeaseId], step: LeaseStep| -> Vec<_> {
@@ -558,7 +556,7 @@ impl Shard {
         }
     }
 
-    /// Writes down of which leases at home here an answer says that they are over.
+    /// Records the leases of this home that an answer says are over.
     fn note_told(&self, revoked: Option<LeaseId>, answered: &Result<Reply, KvError>) {
         let over = match answered {
             Ok(Reply::Revoked(_)) => Vec::from_iter(revoked),
@@ -573,7 +571,7 @@ impl Shard {
 
     // ---- for the end of a run
 
-    /// What holds units here.
+    /// The engine.
     ///
     /// # Panics
     /// When no process runs.
@@ -583,7 +581,7 @@ impl Shard {
         look(&mut running.as_mut().expect("it runs").core().engine)
     }
 
-    /// Leases at home here, and those over that still wait.
+    /// The leases of this home, and those that are over and wait for other stores.
     #[must_use]
     pub fn home_leases(&self) -> (Vec<LeaseId>, Vec<LeaseId>) {
         let of = |engine: &mut Engine| {
@@ -592,12 +590,12 @@ impl Shard {
         self.engine(of)
     }
 
-    /// Panics when the engine is not as it must be.
+    /// Panics when an invariant of the engine does not hold.
     pub fn validate(&self) {
         self.engine(|engine| engine.validate());
     }
 
-    /// Leaves nothing behind that holds the world.
+    /// Drops everything that holds the world.
     pub fn end(&self) {
         if let Some(process) = self.process.take() {
             process.streams.borrow_mut().clear();
@@ -615,7 +613,7 @@ async fn answer_of_leases(process: &Process, request: Request) -> Result<Reply, 
             let ((id, ttl_s), _) = handle.call(call::GrantLease { id: None, ttl_s }).await??;
             Ok(Reply::Granted { id, ttl_s })
         }
-        // What the home says is noted in the turn in which it says so, before what ends in it.
+        // An answer is recorded in the turn that gives it, before the leases that end in that turn.
         Request::LeaseKeepAlive { id } => {
             let keep = move |core: &mut Core| {
                 let (alive, _) = call::KeepLeaseAlive { id }.run(core);

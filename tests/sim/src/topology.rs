@@ -1,4 +1,4 @@
-//! Who serves what in a run: two to four stores; one Kind on one of them, one in three name ranges, one on a ring.
+//! The first map of a run: two to four stores, one Kind on one of them, one Kind in three ranges, and one on a ring.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,13 +10,13 @@ use kindred_partition_config::state::ClusterState;
 use kindred_router::meta::take;
 use kindred_router_core::routes::Routes;
 
-/// How many Kinds there are: nodes, pods, leases.
+/// The number of Kinds: nodes, pods, leases.
 pub const KINDS: usize = 3;
-/// On one store.
+/// The Kind on one store.
 pub const NODES: usize = 0;
-/// In three ranges.
+/// The Kind in three ranges.
 pub const PODS: usize = 1;
-/// On a ring.
+/// The Kind on a ring.
 pub const LEASES: usize = 2;
 
 /// The most keys of a Kind.
@@ -30,14 +30,13 @@ pub struct Topology {
     pub state: Arc<ClusterState>,
     /// The first map as requests see it.
     pub routes: Arc<Routes>,
-    /// Which key is of which Kind.
+    /// The scheme that gives each key its Kind.
     pub scheme: KindScheme,
     /// The slot of each store, and the one that a store in place of a lost one will get.
     pub slots: Vec<Slot>,
     kinds: Vec<KindPrefix>,
 }
 
-/// What is parsed once.
 struct Parsed {
     state: Arc<ClusterState>,
     scheme: KindScheme,
@@ -86,7 +85,7 @@ fn parse(stores: usize) -> Parsed {
 }
 
 impl Topology {
-    /// Over so many stores, two to four.
+    /// A map over so many stores, two to four.
     #[must_use]
     pub fn new(stores: usize) -> Self {
         static PARSED: [OnceLock<Parsed>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
@@ -118,7 +117,6 @@ impl Topology {
         ["nodes", "pods", "leases.coordination.k8s.io"][kind]
     }
 
-    /// Whose key it is.
     #[must_use]
     pub fn kind_of(&self, key: &[u8]) -> usize {
         self.kinds.iter().position(|kind| key.starts_with(kind.as_key())).unwrap_or(NODES)
@@ -130,7 +128,7 @@ impl Topology {
         (0..KINDS).flat_map(|kind| (0..KEYS_MAX).map(move |number| (kind, self.key(kind, number)))).collect()
     }
 
-    /// A key of a Kind, of few.
+    /// The key of a Kind with this number.
     #[must_use]
     pub fn key(&self, kind: usize, number: usize) -> Key {
         const NAMESPACES: [&str; 6] = ["a", "g", "k", "m", "t", "z"];

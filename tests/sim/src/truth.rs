@@ -19,7 +19,7 @@ pub fn events<'r>(
         .filter(move |published| published.kind == kind && range.contains(&published.event.key))
 }
 
-/// The keys of a range at a revision, as their stores had them after the losses up to this moment.
+/// The keys of a range at a revision, without the events that were lost before this moment.
 #[must_use]
 pub fn state(
     record: &Record,

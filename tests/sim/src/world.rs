@@ -18,19 +18,17 @@ use rand::{Rng, SeedableRng};
 
 /// Virtual time since the start of the run, microseconds.
 pub type Micros = u64;
-/// A millisecond.
 pub const MS: Micros = 1_000;
-/// A second.
 pub const SECOND: Micros = 1_000_000;
 
-/// Steps that no run needs: one that takes more runs in circles, and ends there.
+/// The most steps of a run. A run with more is in a loop and ends.
 pub const STEPS_MAX: u64 = 400_000;
 
-/// What tasks belong to: a life of a process. Tasks of one that has died never run again.
+/// The incarnation of a process, which tasks belong to. When it ends, its tasks never run again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Life(u64);
 
-/// What the world itself does; it never dies.
+/// The incarnation of the world's own tasks, which never ends.
 pub const NATURE: Life = Life(0);
 
 struct Timed {
@@ -62,7 +60,7 @@ type Future0 = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Task {
     life: Life,
-    /// Taken out while it is polled.
+    /// The future; taken out while it is polled.
     future: Option<Future0>,
     wake: Arc<TaskWake>,
 }
@@ -94,7 +92,7 @@ struct Inner {
     steps: Cell<u64>,
 }
 
-/// A handle on the world; all handles are one world.
+/// A handle on the world. All clones are handles on the same world.
 #[derive(Clone)]
 pub struct World(Rc<Inner>);
 
@@ -116,13 +114,12 @@ impl World {
         }))
     }
 
-    /// Virtual time.
     #[must_use]
     pub fn now(&self) -> Micros {
         self.0.now.get()
     }
 
-    /// Steps so far: events and polls.
+    /// The number of steps so far: events and polls.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.0.steps.get()
@@ -137,27 +134,27 @@ impl World {
 
     // ---- chance
 
-    /// A number below `end`, which is not zero.
+    /// A random number below `end`, which is not zero.
     pub fn below(&self, end: u64) -> u64 {
         self.0.random.borrow_mut().random_range(0..end)
     }
 
-    /// A number of the range, both ends included.
+    /// A random number of the range, both ends included.
     pub fn between(&self, low: u64, high: u64) -> u64 {
         self.0.random.borrow_mut().random_range(low..=high)
     }
 
-    /// True `percent` times in a hundred.
+    /// True with a probability of `percent` in a hundred.
     pub fn chance(&self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of several, which are not none.
+    /// A random element of a list that is not empty.
     pub fn pick<'t, T>(&self, of: &'t [T]) -> &'t T {
         &of[self.index(of.len())]
     }
 
-    /// A place in a list of this length, which is not zero.
+    /// A random index into a list of this length, which is not zero.
     pub fn index(&self, length: usize) -> usize {
         self.0.random.borrow_mut().random_range(0..length)
     }
@@ -169,7 +166,6 @@ impl World {
         self.0.log.borrow_mut().push(format!("{:>10} {line}", self.now()));
     }
 
-    /// The log so far.
     #[must_use]
     pub fn take_log(&self) -> Vec<String> {
         std::mem::take(&mut self.0.log.borrow_mut())
@@ -177,14 +173,13 @@ impl World {
 
     // ---- tasks
 
-    /// A new life.
     #[must_use]
     pub fn born(&self) -> Life {
         self.0.lives.set(self.0.lives.get() + 1);
         Life(self.0.lives.get())
     }
 
-    /// Ends a life: its tasks are dropped where they stand.
+    /// Ends an incarnation and drops its tasks.
     pub fn kill(&self, life: Life) {
         self.0.dead.borrow_mut().insert(life);
         let gone: Vec<u64> = {
@@ -192,26 +187,24 @@ impl World {
             tasks.iter().filter(|(_, task)| task.life == life).map(|(id, _)| *id).collect()
         };
         for id in gone {
-            // Dropped outside the borrow: what a future owns may end other things.
+            // Dropped outside the borrow, because dropping a future may end other things.
             let task = self.0.tasks.borrow_mut().remove(&id);
             drop(task);
         }
     }
 
-    /// Whether a life has not ended.
+    /// Whether an incarnation has not ended.
     #[must_use]
     pub fn lives(&self, life: Life) -> bool {
         !self.0.dead.borrow().contains(&life)
     }
 
-    /// Runs something later.
     pub fn after(&self, delay: Micros, life: Life, run: impl FnOnce() + 'static) {
         let order = self.order();
         let at = self.now() + delay;
         self.0.heap.borrow_mut().push(Timed { at, order, life, run: Box::new(run) });
     }
 
-    /// Runs a future.
     pub fn spawn(&self, life: Life, future: impl Future<Output = ()> + 'static) {
         if !self.lives(life) {
             return;
@@ -223,14 +216,13 @@ impl World {
         wake.wake();
     }
 
-    /// Sleeps.
     pub async fn sleep(&self, delay: Micros) {
         let (wake, woken) = answer();
         self.after(delay, NATURE, move || wake.send(()));
         woken.await;
     }
 
-    /// What the future gives, if it does in time.
+    /// The output of a future, if it comes in time.
     pub async fn within<T>(&self, limit: Micros, future: impl Future<Output = T>) -> Option<T> {
         use futures_util::future::{Either, select};
         let (future, limit) = (std::pin::pin!(future), std::pin::pin!(self.sleep(limit)));
@@ -251,7 +243,7 @@ impl World {
         Some(ready.swap_remove(at))
     }
 
-    /// Runs until the time has come, or nothing is left to do.
+    /// Runs until this time, or until nothing is left to do.
     pub fn run_until(&self, end: Micros) {
         while self.steps() < STEPS_MAX {
             if let Some(id) = self.next_ready() {
@@ -291,13 +283,13 @@ impl World {
         } else if let Some(task) = tasks.get_mut(&id) {
             task.future = Some(future);
         } else {
-            // It ended its own life.
+            // It ended its own incarnation.
             drop(tasks);
             drop(future);
         }
     }
 
-    /// Ends everything: tasks and what is planned hold handles on the world.
+    /// Drops all tasks and plans, which hold handles on the world.
     pub fn end(&self) {
         let tasks = std::mem::take(&mut *self.0.tasks.borrow_mut());
         drop(tasks);
@@ -313,13 +305,13 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// The end that gives the value. Dropped without, the other end gets nothing.
+/// The sending end. If it is dropped without a value, the other end gets `None`.
 pub struct Answer<T>(Rc<RefCell<Slot<T>>>);
 
-/// The end that gets the value.
+/// The receiving end.
 pub struct Answered<T>(Rc<RefCell<Slot<T>>>);
 
-/// A way for one value.
+/// A channel for one value.
 #[must_use]
 pub fn answer<T>() -> (Answer<T>, Answered<T>) {
     let slot = Rc::new(RefCell::new(Slot { value: None, closed: false, waker: None }));
@@ -327,12 +319,11 @@ pub fn answer<T>() -> (Answer<T>, Answered<T>) {
 }
 
 impl<T> Answer<T> {
-    /// Gives the value. Nobody may be there any more.
+    /// Sends the value. The other end may be gone.
     pub fn send(self, value: T) {
         self.0.borrow_mut().value = Some(value);
     }
 
-    /// Whether somebody still waits.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         Rc::strong_count(&self.0) > 1
@@ -368,7 +359,7 @@ impl<T> Future for Answered<T> {
     }
 }
 
-/// A note that something has changed; several before it is heard are one. As tokio's `Notify` with one waiter.
+/// A notification of a change. Several before it is taken count as one, as with tokio's `Notify` and one waiter.
 #[derive(Default)]
 pub struct Bell {
     rung: Cell<bool>,
@@ -376,7 +367,6 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Rings.
     pub fn ring(&self) {
         self.rung.set(true);
         if let Some(waker) = self.waker.borrow_mut().take() {
@@ -384,7 +374,7 @@ impl Bell {
         }
     }
 
-    /// Waits for the next ring, or the last one that nobody heard.
+    /// Waits for the next ring. A ring before that nobody has taken counts.
     pub async fn rung(&self) {
         std::future::poll_fn(|context| {
             if self.rung.replace(false) {

@@ -47,7 +47,7 @@ pub enum Mutation {
     /// A drop keeps the data.
     DropIgnored,
     /// A switch is decided although a store has restarted since its part of it (R15c).
-    LivesIgnored,
+    IncarnationsIgnored,
 }
 
 fn run(seed: u64, mutation: Option<Mutation>) -> (Counts, Result<(), Broken>) {
@@ -206,7 +206,7 @@ mutations! {
     a_decision_without_check_is_noticed: DecideUnguarded =>
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "no lock is left"
         | "a move ends done or aborted" | "map and records agree at the end" | "reads see every acknowledged write",
-    lives_that_are_ignored_are_noticed: LivesIgnored =>
+    lives_that_are_ignored_are_noticed: IncarnationsIgnored =>
         "two owners never accept a write at overlapping revisions" | "an acknowledged write is never lost" | "reads see every acknowledged write"
         | "a move ends done or aborted",
     data_that_stays_is_noticed: DropIgnored => "map and records agree at the end",

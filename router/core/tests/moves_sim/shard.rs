@@ -300,7 +300,7 @@ impl Shard {
                     Some(State::Following { .. }) => self.incarnation == call.incarnations.1,
                     _ => false,
                 };
-                if !stands && !self.is(Mutation::LivesIgnored) {
+                if !stands && !self.is(Mutation::IncarnationsIgnored) {
                     return Answer::Restarted {
                         reason: format!("{state:?} in incarnation {}", self.incarnation),
                     };

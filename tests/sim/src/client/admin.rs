@@ -77,7 +77,7 @@ impl Router {
         }
     }
 
-    /// Puts another store in the place of a lost one; whether it does.
+    /// Puts another store in the place of a lost one.
     ///
     /// # Errors
     /// When that is refused, or meta cannot be written.
@@ -121,7 +121,8 @@ impl Router {
     }
 }
 
-/// An operator who has heard that the meta store lost data: reconciles, and ends the moves that do not end.
+/// An operator who repairs a cluster whose meta store has lost data: he reconciles, and aborts the moves that do not
+/// end.
 pub async fn repair(clients: Rc<Clients>) {
     let world = clients.world.clone();
     loop {
@@ -167,7 +168,7 @@ fn open(clients: &Clients) -> Vec<MoveId> {
     records.filter(|(of, _)| !of.phase.is_over()).map(|(of, _)| of.id).collect()
 }
 
-/// An operator with so much to do.
+/// An operator who makes so many requests.
 pub async fn run(clients: Rc<Clients>, changes: usize) {
     let world = clients.world.clone();
     for _ in 0..changes {

@@ -8,7 +8,7 @@ use super::Clients;
 use super::writer::What;
 use crate::history::{Compaction, WriteAnswer};
 
-/// A holder of leases, with so much to do.
+/// Grants, uses, renews and ends leases, so many of them.
 pub async fn leases(clients: Rc<Clients>, steps: usize) {
     let world = clients.world.clone();
     let mut held: Vec<LeaseId> = Vec::new();
@@ -53,7 +53,7 @@ pub async fn leases(clients: Rc<Clients>, steps: usize) {
     }
 }
 
-/// Compactions, as many as that.
+/// Asks for so many compactions.
 pub async fn compactions(clients: Rc<Clients>, amount: usize) {
     for _ in 0..amount {
         clients.pause().await;

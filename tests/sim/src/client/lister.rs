@@ -38,7 +38,6 @@ fn answered(result: Result<pb::RangeResponse, Fail>) -> ReadAnswer {
 }
 
 impl Clients {
-    /// One read.
     pub async fn list(&self, router: usize, ask: Ask, page_after: Option<Micros>) -> ReadAnswer {
         let asked = ask.clone();
         let (result, times) = self.ask(router, move |router| async move { router.range(&asked).await }).await;
@@ -89,7 +88,7 @@ impl Clients {
         match self.world.below(20) {
             0..=3 => ask.range = KeyRange::Single(self.any_key(kind)),
             4..=5 => {
-                // The probe: the Kind's pseudo-key.
+                // kube-apiserver's probe reads the Kind's pseudo-key.
                 let KeyRange::Span { start, .. } = self.topology.kind_range(kind) else { return ask };
                 ask.range = KeyRange::Single(Key::copy_from(&start[..start.len() - 1]));
             }
@@ -108,7 +107,7 @@ impl Clients {
     }
 }
 
-/// A lister with so many lists to do.
+/// Makes so many lists.
 pub async fn run(clients: Rc<Clients>, lists: usize) {
     for _ in 0..lists {
         clients.pause().await;
@@ -119,7 +118,7 @@ pub async fn run(clients: Rc<Clients>, lists: usize) {
         let mut router = clients.any_router();
         let began = clients.world.now();
         let first = clients.list(router, ask.clone(), None).await;
-        // The rest of the pages, at the first one's revision, maybe through another router.
+        // The other pages are read at the first one's revision, maybe through another router.
         let ReadAnswer::Data { header, mut items, mut more, .. } = first else { continue };
         let at = ask.revision.unwrap_or(header);
         let Some((_, routes)) = clients.history.read().maps.last().cloned() else { continue };

@@ -1,5 +1,5 @@
-//! Clients that watch: one stream, some watches on it, and when it ends another one, on any router, from where each
-//! watch stands.
+//! Clients that watch. Each has one stream with some watches. When the stream ends, it opens another one at any router,
+//! and every watch resumes behind the last event that it got.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,28 +19,26 @@ use crate::router::Router;
 use crate::router::session::Session;
 use crate::world::{Bell, MS, Micros, NATURE, SECOND, answer};
 
-/// What has arrived.
 #[derive(Default)]
 struct Mail {
     messages: RefCell<VecDeque<Bytes>>,
-    /// When the last one arrives.
+    /// The time at which the last message arrives.
     last: Cell<Micros>,
     gone: Cell<bool>,
     bell: Bell,
 }
 
-/// One connection.
 struct Connection {
     session: Rc<Session>,
     router: Rc<Router>,
     mail: Rc<Mail>,
     record: usize,
-    /// When the last request arrives.
+    /// The time at which the last request arrives.
     last: Cell<Micros>,
     ids: Cell<i64>,
-    /// Creates without an answer, in order: a refusal does not say which one it is of.
+    /// Creates without an answer, in order. A refusal does not name its create.
     creating: RefCell<VecDeque<i64>>,
-    /// The events of a message whose last fragment has not come, with their watch.
+    /// The watch and the events of a message whose last fragment has not come.
     begun: RefCell<Option<(i64, Vec<Got>)>>,
 }
 
@@ -73,7 +71,7 @@ impl Connection {
             });
         };
         let session = Session::serve(&router, Box::new(deliver));
-        // Dropped with the router's life.
+        // It is dropped when the router's process ends.
         let (alive, gone) = answer::<()>();
         world.spawn(router.life, async move {
             std::future::pending::<()>().await;
@@ -97,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Sends a request, behind those before.
+    /// Sends a request. Requests arrive in the order in which they were sent.
     fn send(&self, clients: &Clients, request: impl FnOnce(&Rc<Session>) + 'static) {
         let world = &clients.world;
         let at = (world.now() + clients.net.delay()).max(self.last.get());
@@ -140,7 +138,7 @@ impl Connection {
         self.send(clients, move |session| session.request(request.into()));
     }
 
-    /// What a message says; `None` for a fragment that is not the last one.
+    /// Decodes a message; `None` for a fragment that is not the last one.
     fn heard(&self, message: &Bytes) -> Option<Heard> {
         let response = WatchResponse::parse(message).expect("a router writes watch responses");
         let begun = self.begun.borrow_mut().take();
@@ -183,7 +181,7 @@ impl Connection {
     }
 }
 
-/// A watcher: reads until the run is over.
+/// A watcher, which reads until the run is over.
 pub async fn run(clients: Rc<Clients>) {
     let world = clients.world.clone();
     let logicals: Vec<usize> = (0..world.between(1, 3)).map(|_| begin(&clients)).collect();
@@ -202,7 +200,7 @@ pub async fn run(clients: Rc<Clients>) {
     }
 }
 
-/// A watch of something, from now, or from a revision that somebody has seen.
+/// Begins a random watch, from now or from a revision that a client has seen.
 fn begin(clients: &Clients) -> usize {
     let world = &clients.world;
     let kind = clients.any_kind();
@@ -216,7 +214,7 @@ fn begin(clients: &Clients) -> usize {
     record.logicals.len() - 1
 }
 
-/// Reads a connection until it ends, or the client has had enough of it.
+/// Reads a connection until it ends or the client hangs up.
 async fn read(clients: &Rc<Clients>, connection: &Connection, restless: bool, slow: bool) {
     let world = &clients.world;
     let enough = world.now() + world.between(5 * MS, *world.pick(&[50 * MS, 2 * SECOND, 20 * SECOND]));
@@ -273,7 +271,7 @@ fn hear(clients: &Rc<Clients>, connection: &Connection, heard: Heard) {
             Heard::Progress { watch, at } => {
                 for create in &stream.creates {
                     let next = &mut record.logicals[create.logical].next;
-                    // It speaks of no watch that does not exist yet.
+                    // It does not cover watches that do not exist yet.
                     let exists = stream.heard.iter().any(|(_, _, heard)| {
                         matches!(heard, Heard::Created { watch, .. } if *watch == create.watch)
                     });
@@ -284,7 +282,7 @@ fn hear(clients: &Rc<Clients>, connection: &Connection, heard: Heard) {
             }
             Heard::Compacted { watch, .. } => {
                 if let Some(logical) = logical_of(*watch) {
-                    // A client would list again and watch from there.
+                    // A real client would list again and watch from there.
                     record.logicals[logical].next = None;
                     again.push(logical);
                 }

@@ -10,16 +10,13 @@ use super::Clients;
 use crate::history::{Times, Write, WriteAnswer};
 use crate::router::Fail;
 
-/// What a write does.
 #[derive(Debug, Clone)]
 pub enum What {
-    /// Writes the key.
     Put(Option<LeaseId>),
-    /// Deletes it.
     Delete,
-    /// Writes it if it was last written then.
+    /// Writes the key if this is its mod revision.
     Update(Revision),
-    /// Deletes it if it was last written then.
+    /// Deletes the key if this is its mod revision.
     Remove(Revision),
 }
 
@@ -109,7 +106,7 @@ impl Clients {
     }
 }
 
-/// A writer with so many writes to do.
+/// A writer, which makes so many writes.
 pub async fn run(clients: Rc<Clients>, name: usize, writes: usize) {
     let mut known: Vec<(Key, Revision)> = Vec::new();
     for number in 0..writes {

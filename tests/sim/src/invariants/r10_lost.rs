@@ -1,6 +1,6 @@
-//! **R10**: nobody keeps what is gone. A watch that was given an event which its store then lost is told compacted before
-//! it is given anything that the store published after its restart, and by the end of the run in any case. And what a
-//! store says that it still has, it has.
+//! **R10**: nobody misses a loss. A watch that delivered an event which its store then lost ends as compacted before it
+//! delivers anything that the store published after its restart, and before the end of the run in any case. A store has
+//! everything that it says it still has.
 
 use crate::history::{Heard, Order, Published, Record};
 use crate::truth;
@@ -60,7 +60,7 @@ fn is_behind(record: &Record, lost: &Published, revision: kindred_partition_conf
     events.any(|event| event.event.revision == revision && lost.is_lost_by(event.order))
 }
 
-/// What a watch heard on all of its connections.
+/// The messages of a watch on all of its connections.
 fn in_order(record: &Record, logical: usize) -> Vec<(Order, &Heard)> {
     let mut all = Vec::new();
     for stream in &record.streams {

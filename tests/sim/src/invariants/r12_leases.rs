@@ -1,6 +1,6 @@
 //! **R12**: a lease ends at its home first. While the home runs, nothing attaches to the lease or keeps it alive after
-//! that. An end of which the home has told anybody is on its disk: no restart brings the lease back. Once things have
-//! settled, no key carries a lease that is over, whichever store it is on, and no home still waits for a store. A write
+//! that. An end that the home has reported to anybody is on its disk: no restart brings the lease back. Once all is
+//! quiet, no key carries a lease that is over, whichever store it is on, and no home still waits for a store. A write
 //! is refused for want of a lease only when that lease is over.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ pub fn check(record: &Record) -> Result<(), String> {
             _ => {}
         }
     }
-    // Leases go with the disk of their home: what becomes of their keys is for the operator to say.
+    // Leases are lost with the disk of their home. The operator decides about their keys.
     let lost: BTreeMap<LeaseId, (Order, End)> =
         record.leases_lost.iter().map(|(order, id, end)| (*id, (*order, *end))).collect();
     for (granted, id) in &record.granted {

@@ -1,5 +1,5 @@
-//! **R3**: a shard follows another's number no further than ten seconds above its own clock, so one bad clock does not
-//! poison the others: nothing that a shard shows lies further ahead of the highest reading of its own wall clock.
+//! **R3**: a shard raises its clock to another's revision by no more than ten seconds above its own wall clock, so one
+//! bad clock does not spread. No revision of a shard is further ahead of the highest reading of its wall clock.
 
 use kindred_partition_config::ids::SLOT_BITS;
 

@@ -1,5 +1,5 @@
-//! **R4**: the current revision that a shard shows of a Kind never goes back, and is a promise: no event at or below it
-//! is still to come.
+//! **R4**: the current revision of a Kind at a shard never goes back, and is a promise: no event at or below it is
+//! still to come.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! **R4**: a revision above the current one is in the future. A read there is refused (over several stores: above T, the
-//! highest of theirs), and no client's number moves a clock; one that is not in the future is not refused so.
+//! **R4**: a revision above the current one is in the future. A read there is refused (over several stores: above T,
+//! the highest of theirs), and no revision of a client moves a clock. A read at any other revision is not refused for
+//! that.
 
 use kindred_partition_config::ids::{Revision, SLOT_BITS};
 
@@ -13,7 +14,7 @@ pub fn check(record: &Record) -> Result<(), String> {
     for read in &record.reads {
         let Some(asked) = read.asked else { continue };
         match read.answer {
-            // Nobody assigned or promised it, by the time of the answer.
+            // No store had assigned or promised it by the time of the answer.
             ReadAnswer::Data { .. } => {
                 let micros = i64::try_from(read.held_micros).unwrap_or(i64::MAX >> SLOT_BITS);
                 let walls = Revision((micros + 1) << SLOT_BITS);
@@ -30,7 +31,7 @@ pub fn check(record: &Record) -> Result<(), String> {
                     ));
                 }
             }
-            // Some store had shown it when the read began.
+            // A client had seen it when the read began.
             ReadAnswer::Future => {
                 let concerned = |current: &&crate::history::Current| {
                     current.kind == read.kind && current.order < read.times.started
@@ -51,8 +52,8 @@ pub fn check(record: &Record) -> Result<(), String> {
     Ok(())
 }
 
-/// The highest revision of the Kind that a client was shown before the read began, if all stores could be followed and
-/// kept what they had.
+/// The highest revision of the Kind that a client had seen before the read began, if all stores could be followed and
+/// lost nothing.
 fn answered(record: &Record, read: &Read) -> Option<Revision> {
     if !record.bad_stores.is_empty() || !record.restarts.is_empty() {
         return None;
@@ -65,8 +66,8 @@ fn answered(record: &Record, read: &Read) -> Option<Revision> {
     headers.max()
 }
 
-/// Whether the store served the Kind then, and could be read: one whose clock is an hour off cannot be followed. A freeze
-/// promises its final revision, which is shown to no client before the switch (R15a).
+/// Whether the store served the Kind then, and could be read: one whose clock is an hour off cannot be followed. A
+/// freeze promises its final revision, which is shown to no client before the switch (R15a).
 fn is_read(record: &Record, kind: usize, current: &crate::history::Current) -> bool {
     let is_final = |freeze: &crate::history::Freeze| {
         freeze.store == current.store

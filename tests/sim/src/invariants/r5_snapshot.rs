@@ -1,6 +1,6 @@
-//! **R5**: a read over several shards is one snapshot. Its data are exactly what is true at its revision, `count` and `more`
-//! included, whatever was published later at or below it; and its header covers every write that was acknowledged
-//! before it began, through whichever router.
+//! **R5**: a read over several shards is one snapshot. Its data are exactly what is true at its revision, `count` and
+//! `more` included, whatever was published later at or below it; and its header covers every write that was
+//! acknowledged before it began, through whichever router.
 
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
@@ -65,7 +65,7 @@ fn is_true(
     Ok(())
 }
 
-/// The highest revision of what the read is about that a client had been told before the read began.
+/// The highest revision of the read's keys that a client had seen before the read began.
 fn acknowledged(record: &Record, read: &Read) -> Option<Revision> {
     let before = record.writes.iter().filter(|write| {
         write.kind == read.kind
@@ -80,8 +80,8 @@ fn acknowledged(record: &Record, read: &Read) -> Option<Revision> {
         .max()
 }
 
-/// A delete over several stores shows the highest revision of its parts, which says nothing about one of its stores: a
-/// read must cover it only when it reads all of them.
+/// A delete over several stores has the highest revision of its parts, which says nothing about a single store. A read
+/// must cover it only if it reads all of these stores.
 fn concerns(write: &KeyRange, read: &KeyRange) -> bool {
     read.intersection(write) == *write
 }

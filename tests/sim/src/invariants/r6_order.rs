@@ -1,5 +1,5 @@
-//! **R6**: a merged feed is in the order of revisions, over all its stores. Nothing comes at or below what it gave or
-//! promised; and what it promised, it gave: every event of its ranges up to there, whenever its store published it.
+//! **R6**: a merged feed is in the order of revisions over all its stores. No event comes at or below what it has
+//! delivered or promised. Up to a promise it has delivered every event of its ranges, whenever the store published it.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ fn is_whole(record: &Record, feed: &FeedRecord, covered: Revision) -> Result<(),
         told.flat_map(|(revision, keys)| keys.iter().map(move |key| (revision, key))).collect();
     let map = record.maps.iter().find(|(_, map)| map.generation() == feed.generation).map(|(_, map)| map);
     let of_feed = record.events.iter().filter(|published| {
-        // Whoever published it: the owner by the feed's map has it.
+        // The owner by the feed's map has it, whichever store published it.
         let owner = map.map_or(published.store, |map| map.store_of(&published.event.key));
         let part = feed.parts.iter().find(|(store, _)| *store == owner);
         part.is_some_and(|(_, ranges)| ranges.iter().any(|range| range.contains(&published.event.key)))

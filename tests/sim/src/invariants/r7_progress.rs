@@ -1,6 +1,6 @@
-//! **R7**: a progress answer covers every watch of its stream: a client may resume all of them behind it. It lies at or
-//! above every event that was sent before, never goes back, every event at or below it was sent before, none comes
-//! after, and no watch begins above it.
+//! **R7**: a progress answer covers every watch of its stream, so a client may resume all of them behind it. It is at
+//! or above every event that was sent before, and never goes back. Every event at or below it was sent before. No watch
+//! begins above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,9 +20,7 @@ pub fn check(record: &Record) -> Result<(), String> {
 /// A watch on its way.
 struct At {
     start: Revision,
-    /// Highest event.
     sent: Revision,
-    /// Highest promise.
     promised: Revision,
     events: BTreeSet<(Revision, Vec<u8>)>,
 }
@@ -100,7 +98,7 @@ fn covers(
     }
 }
 
-/// What somebody had been told before the first request on the stream, of what its watches watch, is below its answer.
+/// The answer is at or above what any client had seen of the watched keys before the first request on the stream.
 fn covers_acknowledged(
     record: &Record,
     stream: &StreamRecord,
@@ -109,7 +107,7 @@ fn covers_acknowledged(
 ) -> Result<(), String> {
     let Some(asked) = stream.asked.first().filter(|asked| **asked < here) else { return Ok(()) };
     for create in &stream.creates {
-        // The answer speaks of the watches that its stream had then.
+        // The answer covers the watches that its stream had then.
         let had = stream.heard.iter().any(|(order, _, heard)| {
             matches!(heard, Heard::Created { watch, .. } if *watch == create.watch) && order < asked
         });

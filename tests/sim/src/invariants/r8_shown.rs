@@ -1,7 +1,7 @@
-//! **R8**: what a router has shown of a Kind on several stores, it never falls behind: every answer about the Kind has a
+//! **R8**: a router never falls behind what it has shown of a Kind on several stores: every answer about the Kind has a
 //! header at or above every one that left this router before the request came in. A store whose clock cannot follow
-//! (R3) is allowed to show its own revision, so runs with one are left out; and so is a store that gives keys away, which
-//! answers reads of the past at its final revision (R13).
+//! (R3) is allowed to show its own revision, so runs with one are left out; and so is a store that gives keys away,
+//! which answers reads of the past at its final revision (R13).
 
 use kindred_partition_config::ids::Revision;
 

@@ -1,6 +1,6 @@
-//! **R9**: what was acknowledged outlives what its Kind's mode promises: `fsync` everything but the loss of the disk,
-//! `buffered` the end of the process, `none` a clean end only. What a store has imported is on its disk (R15b), and is
-//! kept as `fsync` is unless the mode is `none`.
+//! **R9**: an acknowledged write outlives what the mode of its Kind promises: `fsync` everything but the loss of the
+//! disk, `buffered` the end of the process, `none` a clean end only. Imported data is on the disk (R15b), and outlives
+//! the same as `fsync` unless the mode is `none`.
 
 use kindred_partition_config::model::Durability;
 use kindred_router_core::store::StoreIx;
@@ -18,7 +18,7 @@ pub fn check(record: &Record) -> Result<(), String> {
         let WriteAnswer::Done(at) = write.answer else { continue };
         let Some((published, (store, end))) = lost_in(record, write, at) else { continue };
         let mode = modes[write.kind];
-        // What another store has published was imported, and all of that was on the disk before the unit was opened.
+        // Events of another store were imported, and all of them were on the disk before the unit was opened.
         let imported = published.store != store && mode != Durability::None;
         if outlives(mode, end) || (imported && end != End::DiskLost) {
             return Err(format!(

@@ -1,6 +1,6 @@
 //! **R6**, **R8**: etcd's guarantees of a watch, through any mix of routers: ordered, unique, atomic, reliable and
-//! resumable. What a client got on each connection is exactly what is true of its range from its first revision on to
-//! the last that it got, but for what its store has lost, with the version before where it asked for that; and headers are not below their events.
+//! resumable. A client gets on each connection exactly the events of its range from its first revision on, except those
+//! that the store has lost, with the previous version where it asked for that. Headers are not below their events.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub fn check(record: &Record) -> Result<(), String> {
         .try_for_each(|stream| stream.creates.iter().try_for_each(|create| of_create(record, stream, create)))
 }
 
-/// What a watch got on a connection, and from where on; none when it was never created there.
+/// The events of a watch on a connection, and its first revision; none if it was never created there.
 #[must_use]
 pub fn got<'r>(stream: &'r StreamRecord, create: &Create) -> Option<(Revision, Vec<&'r Got>)> {
     let mut start = None;
@@ -66,7 +66,7 @@ fn of_create(record: &Record, stream: &StreamRecord, create: &Create) -> Result<
     let due: Vec<(Got, bool)> = due.into_values().flatten().collect();
     let mut got: Vec<&Got> = got;
     in_due_order(record, &due, &mut got);
-    // What its store has lost may have come before that, or not at all.
+    // An event that its store has lost may have come or not.
     let mut got = got.into_iter().peekable();
     for (due, lost) in &due {
         if got.next_if(|got| *got == due).is_none() && !lost {
@@ -79,8 +79,8 @@ fn of_create(record: &Record, stream: &StreamRecord, create: &Create) -> Result<
     }
 }
 
-/// Keys that were written together may be on several stores now, none of which knows their order among each other: as far
-/// as they were apart, they are put into the order in which they are due.
+/// Keys that were written together may be on several stores now, none of which knows their order among each other: as
+/// far as they were apart, they are put into the order in which they are due.
 fn in_due_order(record: &Record, due: &[(Got, bool)], got: &mut [&Got]) {
     if record.maps.len() < 2 {
         return;

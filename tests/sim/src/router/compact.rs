@@ -1,4 +1,4 @@
-//! Compactions over all stores: the product's, over simulated calls.
+//! Compactions over all stores, by the product's functions over simulated calls.
 
 use std::ops::DerefMut;
 
@@ -66,13 +66,13 @@ impl Router {
         compact_all(self, at).await.map(drop).map_err(|status| failed(&status))
     }
 
-    /// Lets stores that come back catch up with what they owe, for ever.
+    /// Runs for ever: compacts stores that were away when it was their turn.
     pub(super) async fn settle_compactions(&self) {
         loop {
             self.world.sleep(SECOND).await;
             for store in self.stores().filter(|store| self.net.is_up(self.at, *store)) {
                 let owed = self.owed.borrow().of(store);
-                // It still owes what fails.
+                // A store that fails still owes the compaction.
                 if let Some(at) = owed {
                     let _ = settle(self, store, at).await;
                 }

@@ -1,4 +1,4 @@
-//! One feed: the product's machine and what its readers find, over simulated streams.
+//! A feed: the product's machine over simulated streams, and its interface for readers.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,32 +31,30 @@ use crate::sabotage::Sabotage;
 use crate::world::{Answer, Answered, MS, Micros, SECOND, answer};
 
 const RAISE_MAX: Micros = 3 * SECOND;
-/// Bytes of a catch-up that no reader has taken, and how long a feed without readers is kept; the product's are larger.
+/// The bytes that a catch-up feed reads ahead of its readers, and how long a feed without readers lives. The product's
+/// limits are larger.
 const UNREAD_MAX: usize = 1_000;
 const IDLE: Duration = Duration::from_secs(3);
 
-/// A store's stream, and what has arrived on it.
+/// A store's stream, and the messages that have arrived on it.
 struct Source {
     store: StoreIx,
     stream: Option<Rc<Stream>>,
     messages: VecDeque<FeedOut>,
-    /// The stream has said where it begins.
+    /// Whether the stream has said where it begins.
     opened: bool,
-    /// Attempts so far: what belongs to an earlier one is not heard.
+    /// The number of attempts so far. Messages of earlier ones are ignored.
     attempt: u64,
 }
 
-/// What is written down of the present opening of the feed.
+/// The record of the feed since it was opened.
 struct Recorded {
     /// Its place in the record.
     at: usize,
-    /// Up to where.
     covered: Revision,
 }
 
-/// One feed.
 pub struct Feed {
-    /// What it is of.
     pub key: FeedKey,
     /// The generation of the newest map that places watches here.
     generation: Cell<Epoch>,
@@ -73,7 +71,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Begins a feed: the live one, or a catch-up.
+    /// Begins a live feed or a catch-up feed.
     pub(super) fn begin(
         router: &Rc<Router>,
         key: FeedKey,
@@ -113,7 +111,7 @@ impl Feed {
 
     // ---- for readers
 
-    /// What lies at `position`.
+    /// The events at `position`.
     pub(super) fn take(self: &Rc<Self>, position: Revision, passed: &mut Passed, limit: Limit) -> Take {
         let (take, kick) = self.state.borrow_mut().take(position, passed, limit);
         if kick {
@@ -122,27 +120,27 @@ impl Feed {
         take
     }
 
-    /// What lies behind `stand`, for all who rest there.
+    /// The events behind `stand`, for all watches that rest there.
     pub(super) fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
         self.state.borrow().look(stand, limit)
     }
 
-    /// Where readers stand that were given everything.
+    /// The position of readers that have everything.
     pub(super) fn present(&self) -> Option<Stand> {
         self.state.borrow().present()
     }
 
-    /// The map that goes with requests to its stores.
+    /// The generation of the map that requests to its stores carry.
     pub(super) fn generation(&self) -> Epoch {
         self.generation.get()
     }
 
-    /// A map of this generation places watches here.
+    /// Notes that a map of this generation places watches here.
     pub(super) fn is_placed_by(&self, generation: Epoch) {
         self.generation.set(self.generation.get().max(generation));
     }
 
-    /// Whether it ended because its keys move.
+    /// Whether it has ended because its keys move.
     pub(super) fn has_moved(&self) -> bool {
         self.state.borrow().moved
     }
@@ -249,7 +247,7 @@ impl Feed {
         }
     }
 
-    /// Writes down what readers find since the last time, and a new beginning.
+    /// Records what has become readable since the last time, and a new beginning.
     fn record(&self, router: &Router) {
         let (state, mut recorded) = (self.state.borrow(), self.recorded.borrow_mut());
         let Some(ring) = &state.ring else {
@@ -289,7 +287,7 @@ impl Feed {
 
     // ---- its stores
 
-    /// Asks the stores for their common current revision, for all who wait for it by now.
+    /// Asks the stores for their common current revision, for all watches that wait for it now.
     fn ask(self: &Rc<Self>, router: &Rc<Router>, delay: Duration) {
         let asked = std::mem::take(&mut *self.asking.borrow_mut());
         let (this, router) = (self.clone(), router.clone());
@@ -380,7 +378,7 @@ impl Feed {
         }
     }
 
-    /// Reads sources that may be read, as long as there is something.
+    /// Reads the sources that may be read until they are empty.
     fn read_messages(self: &Rc<Self>) {
         loop {
             let next = {
@@ -414,7 +412,7 @@ impl Feed {
         self.router.upgrade().is_some_and(|router| router.is(Sabotage::NoWatermarks))
     }
 
-    /// Shows what a store sent as if no other had anything.
+    /// Publishes what a store sent without waiting for the others (a sabotage).
     fn show(&self, batch: Vec<Entry<Events>>, watermark: Option<Revision>) {
         let Some(router) = self.router.upgrade() else { return };
         let (mut state, mut recorded) = (self.state.borrow_mut(), self.recorded.borrow_mut());
@@ -462,7 +460,7 @@ impl Router {
     }
 }
 
-/// What a shard sends, as a router's source reads it.
+/// A shard's message as a router's source reads it.
 fn messages(out: FeedOut, first: bool, lossy: bool) -> Vec<Message> {
     let gap = |gap: &kindred_engine::engine::Gap| Gap { after: gap.after, until: gap.until };
     let gaps: Vec<_> = out.gaps.iter().filter(|_| !lossy).map(gap).collect();
@@ -488,7 +486,7 @@ fn messages(out: FeedOut, first: bool, lossy: bool) -> Vec<Message> {
     messages
 }
 
-/// Events as whole revisions, through the bytes that a shard would send.
+/// Groups events into whole revisions, through the encoding that a shard would send.
 fn entries(events: &[EngineEvent]) -> Vec<Entry<Events>> {
     let mut batch = Vec::new();
     for of_revision in events.chunk_by(|a, b| a.kv.mod_revision() == b.kv.mod_revision()) {
@@ -507,9 +505,8 @@ fn entries(events: &[EngineEvent]) -> Vec<Entry<Events>> {
     batch
 }
 
-/// A reader's hold on a feed: it is woken when there is more, and keeps the feed alive.
+/// A reader's hold on a feed. It keeps the feed alive and wakes the reader when there is more.
 pub struct Reader {
-    /// The feed.
     pub feed: Rc<Feed>,
     id: u64,
 }

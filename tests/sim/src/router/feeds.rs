@@ -13,7 +13,7 @@ use super::feed::{Feed, Reader};
 use super::session::around::Bells;
 use crate::world::World;
 
-/// A reader this far ahead of a catch-up joins it; the product's is ten seconds, here a few milliseconds are far.
+/// A reader at most this far ahead of a catch-up feed joins it. The product's limit is ten seconds.
 const NEAR: i64 = 5_000 << 10;
 
 impl Joined for Feed {
@@ -25,25 +25,23 @@ impl Joined for Feed {
 /// All feeds of a router.
 pub struct Feeds {
     registry: RefCell<FeedRegistry<Rc<Feed>>>,
-    /// Bytes of recent events that a feed keeps: little, so that watches fall behind.
+    /// The bytes of recent events in a feed's ring. They are few, so that watches fall behind.
     pub ring_bytes: usize,
 }
 
 impl Feeds {
-    /// No feeds yet.
     #[must_use]
     pub fn new(world: &World) -> Self {
         let ring_bytes = *world.pick(&[300, 2_000, 1 << 20]);
         Self { registry: RefCell::default(), ring_bytes }
     }
 
-    /// Ends all.
     pub fn clear(&self) {
         let registry = std::mem::take(&mut *self.registry.borrow_mut());
         registry.iter().for_each(|(feed, _)| feed.close_all());
     }
 
-    /// Takes a feed out that nobody reads; false when somebody does after all.
+    /// Removes a feed without readers; `false` if it has one after all.
     pub(super) fn retire(&self, feed: &Rc<Feed>) -> bool {
         if feed.has_readers() {
             return false;
@@ -59,7 +57,7 @@ impl Feeds {
 }
 
 impl Router {
-    /// The live feed of a key, opened if it is not.
+    /// The live feed of a key. It is opened if it does not exist.
     pub(super) fn live(
         self: &Rc<Self>,
         key: &FeedKey,
@@ -73,7 +71,7 @@ impl Router {
         Reader::new(feed, bells, who)
     }
 
-    /// A feed that holds what comes at `position`.
+    /// A feed that has the events at `position`.
     pub(super) fn catch_up(
         self: &Rc<Self>,
         (key, generation): (&FeedKey, Epoch),

@@ -1,4 +1,4 @@
-//! Leases over several stores (R12): the product's, over simulated calls.
+//! Leases over several stores (R12), by the product's functions over simulated calls.
 
 use kindred_engine::error::EngineError;
 use kindred_partition_config::ids::{LeaseId, Slot};
@@ -82,7 +82,7 @@ impl LeaseStores for Router {
     }
 }
 
-/// A home that does not have a lease has no answer.
+/// The answer of a home; `None` if it does not have the lease.
 fn known(answered: Result<Reply, CallError>) -> Result<Option<Reply>, Status> {
     match answered {
         Ok(reply) => Ok(Some(reply)),
@@ -113,7 +113,7 @@ impl Router {
         }
     }
 
-    /// Keeps a lease alive; whether its home has it.
+    /// Renews a lease; `false` if its home does not have it.
     ///
     /// # Errors
     /// When a home that may have it cannot be asked.
@@ -134,11 +134,11 @@ impl Router {
 
     async fn finish_lease(&self, id: LeaseId, home: StoreIx, attached: &[Slot]) {
         let attached: Vec<u32> = attached.iter().map(|slot| slot.get().into()).collect();
-        // What does not complete, the follower of the home's list does.
+        // The task that follows the home's ended leases completes what fails here.
         finish(self, id, home, &attached).await;
     }
 
-    /// Completes what ended at a home, for ever.
+    /// Runs for ever: ends at other stores the leases that ended at this home.
     pub(super) async fn follow_ended(&self, home: StoreIx) {
         loop {
             self.world.sleep(self.world.between(300 * MS, 1_000 * MS)).await;

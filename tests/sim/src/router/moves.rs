@@ -49,7 +49,7 @@ const REPORT: Duration = Duration::from_secs(1);
 /// How long a stream may be silent; the product's is longer.
 const SILENCE_MAX: Micros = 3 * SECOND;
 
-/// A run is short: what is waited for comes sooner.
+/// Shorter times than the product's, because a run is short.
 fn settings() -> Settings {
     Settings {
         backoff: Duration::from_millis(200),
@@ -69,7 +69,6 @@ fn micros(time: Duration) -> Micros {
 pub struct Meta(pub Rc<Router>, Rc<MetaSettings>);
 
 impl Meta {
-    /// That of a router.
     pub fn of(router: &Rc<Router>) -> Self {
         let settings = MetaSettings {
             endpoints: Vec::new(),
@@ -245,7 +244,7 @@ fn another() -> Status {
 }
 
 impl Router {
-    /// Lets the old owners of what was moved serve it again, as nobody may.
+    /// Lets the former owners of moved units serve them again (a sabotage).
     async fn unfreeze(&self, decided: &MoveRecord) {
         for leg in decided.legs.iter().filter(|leg| leg.moved) {
             for transfer in &leg.transfers {
@@ -416,7 +415,7 @@ struct Runner {
 }
 
 impl Router {
-    /// Follows meta, coordinates moves and watches over those of others, for ever.
+    /// Starts the tasks that follow meta, coordinate moves and watch over those of other routers.
     pub(super) fn start_moves(self: &Rc<Self>) {
         let meta = Meta::of(self);
         self.world.spawn(self.life, async move { follow::follow(&meta).await });

@@ -1,4 +1,5 @@
-//! Writes on one store, as `router/src/endpoint/kv.rs` makes them; deletes over several: the product's.
+//! Writes on one store as `router/src/endpoint/kv.rs` makes them, and deletes over several stores by the product's
+//! functions.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -33,7 +34,7 @@ use crate::world::{Micros, SECOND};
 const WRITE_LIMIT: Micros = 10 * SECOND;
 
 impl Router {
-    /// A write of one key, or a txn on one.
+    /// Makes a write or a txn of one key.
     ///
     /// # Errors
     /// As the client gets them.
@@ -50,10 +51,10 @@ impl Router {
         route(&mut write).await.map_err(|status| failed(&status))
     }
 
-    /// A delete of a range: one atomic part for each store, in key order.
+    /// Deletes a range: one atomic part for each store, in key order.
     ///
     /// # Errors
-    /// Of the first part that failed; what was done before stays done.
+    /// The error of the first part that failed. Earlier parts stay deleted.
     pub async fn delete_over(&self, kind: usize, range: &KeyRange) -> Result<(Revision, u64), Fail> {
         let (key, range_end) = range.to_wire();
         let request = pb::DeleteRangeRequest { key, range_end, prev_kv: false };
@@ -124,7 +125,7 @@ struct Range<'r> {
     router: &'r Router,
     kind: usize,
     body: Bytes,
-    /// Some part has deleted something.
+    /// Whether some part has deleted something.
     executed: Cell<bool>,
     waiting: Waiting<'r>,
 }

@@ -1,4 +1,4 @@
-//! Reads: the product's plan and its reads over several stores, over simulated calls.
+//! Reads, by the product's plan and functions over simulated calls.
 
 use std::sync::Arc;
 
@@ -32,19 +32,16 @@ use crate::world::{Micros, SECOND};
 /// How long clients wait for a read.
 const READ_LIMIT: Micros = 20 * SECOND;
 
-/// Few items, so that answers have many pages.
+/// Limits of pages. They are small, so that answers have many pages.
 const PAGES: PageSizes = PageSizes { first_items: 3, bytes: 0, items: (3, 3) };
-/// Of every shard: routers replace them.
+/// The ids in every shard's headers. Routers replace them.
 pub const SHARD_IDS: ServerIds = ServerIds { cluster_id: 7, member_id: 7, raft_term: 7 };
 
 /// What a client asks of a range.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// Of which Kind.
     pub kind: usize,
-    /// The keys.
     pub range: KeyRange,
-    /// As of when.
     pub revision: Option<Revision>,
     /// At most this many keys; zero for all.
     pub limit: usize,
@@ -67,7 +64,7 @@ impl Ask {
     }
 }
 
-/// All keys of a range, as of a revision.
+/// An ask for all keys of a range at a revision.
 #[must_use]
 pub fn query(range: KeyRange, revision: Option<Revision>, limit: usize) -> RangeQuery {
     RangeQuery {
@@ -82,7 +79,7 @@ pub fn query(range: KeyRange, revision: Option<Revision>, limit: usize) -> Range
 }
 
 impl Router {
-    /// A range, wherever its keys are.
+    /// Reads a range, wherever its keys are.
     ///
     /// # Errors
     /// As the client gets them.
@@ -231,7 +228,7 @@ fn rope_bytes(rope: &Rope) -> Bytes {
     rope.clone().into_bytes()
 }
 
-/// The status that a shard or the connection gives.
+/// The gRPC status of a failed call.
 pub(super) fn refused(error: CallError) -> Status {
     match error {
         CallError::Refused(error) => status(&KvError::Engine(error)),
@@ -240,7 +237,7 @@ pub(super) fn refused(error: CallError) -> Status {
     }
 }
 
-/// What a client makes of a status.
+/// A client's view of a status.
 pub(super) fn failed(status: &Status) -> Fail {
     match grpc::etcd_error(status) {
         Some(EtcdError::Compacted) => Fail::Compacted,

@@ -1,4 +1,4 @@
-//! The map that a simulated router goes by, how it takes a newer one, and how requests wait for that: the product's.
+//! The map that a simulated router uses, how it takes a newer one, and how requests wait for that.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,21 +25,21 @@ use super::{Router, Session};
 use crate::sabotage::Sabotage;
 use crate::world::{Answer, Micros, answer};
 
-/// What a router goes by.
+/// The map and the state in use, and the tasks that wait for newer ones.
 pub struct Known {
     routes: RefCell<Arc<Routes>>,
     state: RefCell<Arc<ClusterState>>,
     entries: RefCell<Arc<Entries>>,
     taken: Taken,
     highest_shown: RefCell<BTreeMap<StoreIx, Revision>>,
-    /// Who waits for a newer map, or for news of meta.
+    /// Tasks that wait for a newer map, or for changes in meta.
     waiting: RefCell<Vec<Answer<()>>>,
     hearing: RefCell<Vec<Answer<()>>>,
     sessions: RefCell<Vec<std::rc::Weak<Session>>>,
 }
 
 impl Known {
-    /// A router begins with this state.
+    /// Begins with this state.
     pub fn new(state: Arc<ClusterState>) -> Self {
         let routes = take::routes(&state);
         Self {
@@ -67,7 +67,6 @@ impl Router {
         self.known.routes.borrow().clone()
     }
 
-    /// Its generation.
     #[must_use]
     pub fn generation(&self) -> Epoch {
         self.known.routes.borrow().generation()
@@ -109,12 +108,12 @@ impl Router {
         });
     }
 
-    /// A session is told of newer maps.
+    /// Registers a session, which then hears of newer maps.
     pub(super) fn tell_maps(&self, session: &Rc<Session>) {
         self.known.sessions.borrow_mut().push(Rc::downgrade(session));
     }
 
-    /// Waits for news of meta.
+    /// Waits for changes in meta.
     pub(super) async fn news(&self, limit: Micros) {
         let (told, news) = answer();
         self.known.hearing.borrow_mut().push(told);
@@ -136,7 +135,7 @@ impl Router {
         Duration::from_micros(self.world.now())
     }
 
-    /// What answers of a read must show at least.
+    /// The revision that answers of a read must have at least.
     pub(super) fn at_least(&self, spread: &[KindPrefix]) -> Revision {
         if self.is(Sabotage::ForgetfulRouter) { Revision::ZERO } else { shown::min_revision(self, spread) }
     }
@@ -191,7 +190,7 @@ pub struct Waiting<'r> {
 }
 
 impl<'r> Waiting<'r> {
-    /// One whose client waits so long.
+    /// A request whose client waits so long.
     pub fn new(router: &'r Router, limit: Micros) -> Self {
         let limit = router.elapsed() + Duration::from_micros(limit);
         Self { router, limit, patience: None }

@@ -1,5 +1,5 @@
-//! One client's watch stream: the product's machine, which takes its events one at a time, in the order that the seed
-//! chooses among those of different kinds.
+//! A client's watch stream. The product's machine takes its events one at a time; the seed chooses the order of events
+//! of different kinds.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -19,25 +19,24 @@ use around::Around;
 
 pub mod around;
 
-/// Messages on their way to a client that has not read them.
+/// The most messages that a client has not read.
 const UNREAD_MAX: usize = 4;
-/// Few bytes, so that reads end in the middle; a short time, so that it passes in a run.
+/// Few bytes, so that reads end in the middle, and a time that passes in a run.
 const SETTINGS: Settings = Settings {
     take_bytes: 600,
     look_bytes: 600,
     notify: Duration::from_millis(2_500),
     fragment_bytes: FRAGMENT_BYTES,
 };
-/// Fewer than two events have; a shard has the same limit.
+/// Less than two events. A shard has the same limit.
 const FRAGMENT_BYTES: usize = 150;
-/// What a step takes.
 const STEP: Micros = 10;
 
-/// What has happened, and is not taken yet.
+/// Events that the machine has not taken yet.
 #[derive(Default)]
 struct Inbox {
     requests: VecDeque<Bytes>,
-    /// What stores said, with the stream that is told when it is taken.
+    /// Messages of stores, each with the stream that learns when it is taken.
     upstream: VecDeque<(StoreIx, u64, Said, Option<Rc<Stream>>)>,
     asked: VecDeque<(Ask, Option<Revision>)>,
     present: VecDeque<(i64, Present)>,
@@ -46,7 +45,7 @@ struct Inbox {
     timer: bool,
 }
 
-/// Which of the queues an event comes from.
+/// The queue that an event comes from.
 #[derive(Clone, Copy)]
 enum From {
     Requests,
@@ -61,22 +60,21 @@ enum From {
 /// An event that is taken from its queue.
 enum Taken {
     Request(Bytes),
-    /// Of a store's message, with the stream on which it came.
+    /// A store's message, and the stream on which it came.
     Event(Event<'static>, Option<Rc<Stream>>),
 }
 
-/// One client stream.
 pub struct Session {
     router: Rc<Router>,
     /// None when the client has gone.
     machine: RefCell<Option<Machine<Around>>>,
     inbox: RefCell<Inbox>,
     bell: Bell,
-    /// Messages that the client has not read.
+    /// The number of messages that the client has not read.
     unread: Cell<usize>,
     /// The time for which [`Event::Timer`] is planned.
     timer: Cell<Option<Instant>>,
-    /// Gives the client a message; none at the end of the stream.
+    /// Sends the client a message; none at the end of the stream.
     to_client: Box<dyn Fn(Option<Bytes>)>,
 }
 
@@ -124,18 +122,17 @@ impl Session {
         self.post(|inbox| inbox.requests.push_back(request));
     }
 
-    /// The router has a newer map.
+    /// Notes that the router has a newer map.
     pub(super) fn new_map(&self) {
         self.post(|inbox| inbox.new_map = true);
     }
 
-    /// The client has read a message.
+    /// Notes that the client has read a message.
     pub fn read_one(&self) {
         self.unread.set(self.unread.get().saturating_sub(1));
         self.bell.ring();
     }
 
-    /// The client has gone.
     pub fn hang_up(&self) {
         if let Some(mut machine) = self.machine.borrow_mut().take() {
             machine.outside.close_all();
@@ -150,7 +147,7 @@ impl Session {
         self.bell.ring();
     }
 
-    /// Takes a turn, sends what there is, and takes an event. None when the stream is over.
+    /// Takes a turn, sends what is ready, and takes an event. None when the stream is over.
     fn step(self: &Rc<Self>) -> Option<()> {
         let from = self.machine.borrow().as_ref().map(|machine| self.choose(machine))?;
         let taken = from.and_then(|from| self.take(from));
@@ -199,7 +196,7 @@ impl Session {
         }
     }
 
-    /// One of the kinds of events that may come now.
+    /// A random queue among those with events.
     fn choose(&self, machine: &Machine<Around>) -> Option<From> {
         let may = self.kinds(machine);
         if may.is_empty() { None } else { Some(*self.router.world.pick(&may)) }

@@ -1,4 +1,4 @@
-//! What a run leaves behind: who owns what, which moves are open, and which keys carry leases.
+//! The state at the end of a run: the owners, the open moves, and the keys with leases.
 
 use std::rc::Rc;
 
@@ -21,7 +21,6 @@ use crate::history::History;
 use crate::meta::MetaStore;
 use crate::shard::Shard;
 
-/// Writes it down.
 pub fn note(history: &History, meta: &MetaStore, shards: &[Rc<Shard>]) {
     let entries = meta.entries();
     let Some(stored) = entries.keys.get(STATE) else {

@@ -20,30 +20,29 @@ use crate::sabotage::Sabotage;
 use crate::topology::{KINDS, Topology};
 use crate::world::{MS, Micros, SECOND, World};
 
-/// The mode of each Kind, on every store that has files.
+/// The mode of each Kind, the same at every store with files.
 pub type Modes = [Durability; KINDS];
 
-/// How a process ends; what comes later loses more.
+/// How a process ends. Later variants lose more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
-    /// It is told to, and writes everything.
+    /// By request: it writes everything.
     Clean,
-    /// It is killed; the kernel has what was written.
+    /// By a kill: the kernel has what was written.
     Killed,
-    /// The machine loses its power, and the disk what was not synced.
+    /// By a power loss: what was not synced is lost.
     PowerLoss,
-    /// The disk is gone, and an empty one takes its place.
+    /// With its disk: an empty one takes its place.
     DiskLost,
 }
 
-/// A shard's disk.
 pub struct Files {
     disk: RefCell<SimDisk>,
     /// The mode of each Kind.
     pub modes: Modes,
-    /// How long a step of the disk takes at most.
+    /// The longest time that a step of the disk takes.
     slow: Micros,
-    /// Something is wrong with the disk, or its logs still wait after an error.
+    /// The time until which the disk fails, or its logs wait after an error.
     sick_until: Cell<Micros>,
 }
 
@@ -57,7 +56,7 @@ fn new_disk(world: &World) -> SimDisk {
 }
 
 impl Files {
-    /// An empty disk, as fast or slow as chance has it.
+    /// An empty disk of random speed.
     pub fn new(world: &World, modes: Modes) -> Self {
         let slow = *world.pick(&[MS / 5, 2 * MS, 2 * MS, 50 * MS]);
         Self { disk: RefCell::new(new_disk(world)), modes, slow, sick_until: Cell::new(0) }
@@ -98,7 +97,7 @@ impl Files {
         opened.expect("a shard starts on what its last incarnation left")
     }
 
-    /// Something is wrong with the disk for so long, until it is healed: a sync fails, the room ends, or nothing can be changed.
+    /// Breaks the disk until it is healed: a sync fails, it is full, or nothing can be changed.
     pub fn some_fault(&self, world: &World, how_long: Micros) -> Faults {
         self.sick_until.set(self.sick_until.get().max(world.now() + how_long + TRIES_AGAIN));
         let mut faults = Faults::default();
@@ -111,24 +110,24 @@ impl Files {
         faults
     }
 
-    /// The disk stops in the middle of what is done to it soon.
+    /// Makes the disk stop in the middle of a change soon.
     pub fn stop_soon(&self, world: &World) {
         self.sick_until.set(self.sick_until.get().max(world.now() + TRIES_AGAIN));
         let stop_in = Some(world.below(12));
         self.disk.borrow().set_faults(Faults { stop_in, ..Faults::default() });
     }
 
-    /// Nothing is wrong with the disk any more. A disk that has stopped stays so until its machine starts again.
+    /// Heals the disk. A disk that has stopped stays so until its machine starts again.
     pub fn heal(&self) {
         self.disk.borrow().set_faults(Faults::default());
     }
 
-    /// Whether something is wrong with the disk, or was a moment ago.
+    /// Whether the disk fails, or failed a moment ago.
     pub fn is_sick(&self, now: Micros) -> bool {
         self.disk.borrow().stopped() || self.sick_until.get() > now
     }
 
-    /// What an end leaves.
+    /// Leaves on the disk what outlives this end.
     pub fn end(&self, world: &World, how: End) {
         self.sick_until.set(0);
         match how {

@@ -22,12 +22,12 @@ use crate::messages::{StreamIn, StreamOut};
 use crate::net::Stream;
 use crate::world::World;
 
-/// Messages made ahead of a router.
+/// The most messages that a router has not read.
 const UNREAD_MAX: usize = 6;
-/// Bytes pulled from the engine at a time; small, so that pulls end in the middle.
+/// The bytes that are pulled from the engine at a time. They are few, so that pulls end in the middle.
 const PULL_BYTES: usize = 400;
 
-/// What has arrived on a stream and is not served yet.
+/// The messages of a stream that are not served yet.
 pub struct Inbox {
     stream: Rc<Stream>,
     messages: RefCell<VecDeque<StreamIn>>,
@@ -35,7 +35,6 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one.
     pub fn new(stream: &Rc<Stream>) -> Rc<Self> {
         Rc::new(Self { stream: stream.clone(), messages: RefCell::default(), waker: RefCell::default() })
     }
@@ -45,20 +44,19 @@ impl Inbox {
         Rc::ptr_eq(&self.stream, stream)
     }
 
-    /// A message has arrived.
     pub fn push(&self, message: StreamIn) {
         self.messages.borrow_mut().push_back(message);
         self.has_room();
     }
 
-    /// The router has read a message.
+    /// Notes that the router has read a message.
     pub fn has_room(&self) {
         if let Some(waker) = self.waker.borrow_mut().take() {
             waker.wake();
         }
     }
 
-    /// The next message from the router.
+    /// Waits for the next message from the router.
     pub(super) fn poll(&self, waker: &Waker) -> Poll<StreamIn> {
         *self.waker.borrow_mut() = Some(waker.clone());
         self.messages.borrow_mut().pop_front().map_or(Poll::Pending, Poll::Ready)

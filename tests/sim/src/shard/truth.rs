@@ -1,5 +1,5 @@
-//! What a shard makes true, as its own watches of all keys tell it. A watch ends where its key comes or goes; another
-//! one goes on from there when the shard has the key again.
+//! The events that a shard publishes, as watches of all keys report them. A watch ends when its key moves; another one
+//! resumes when the shard has the key again.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,10 +25,10 @@ struct Open {
 }
 
 impl Watches {
-    /// Watches these keys, each of a Kind, from where each starts, or from now on.
+    /// Watches these keys of these Kinds, each from its start or from now on.
     ///
     /// # Panics
-    /// When something else is wrong than that another shard has a key.
+    /// When a watch is refused for another reason than that another shard has the key.
     pub fn new(
         engine: &mut Engine,
         keys: Vec<(usize, Key)>,
@@ -51,7 +51,7 @@ impl Watches {
         Self { stream, keys, open: RefCell::new(open) }
     }
 
-    /// Gives all that was published since the last time, in order.
+    /// Passes on all events that were published since the last time, in order.
     pub fn pull(&self, engine: &mut Engine, mut give: impl FnMut(usize, &Event)) {
         let open = &mut *self.open.borrow_mut();
         let mut published: Vec<(usize, Event)> = Vec::new();

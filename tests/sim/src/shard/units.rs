@@ -1,4 +1,4 @@
-//! What moves ask of a shard: the product's service, without its bytes.
+//! The product's service for moves, without its encoding.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -15,7 +15,6 @@ use crate::world::World;
 /// Messages of a stream that wait for the network, as in the product.
 const STREAM_MAX: usize = 2;
 
-/// Answers a call.
 pub async fn answer(service: &UnitService, request: UnitRequest) -> Result<UnitReply, Status> {
     Ok(match request {
         UnitRequest::List => {
@@ -33,13 +32,11 @@ pub async fn answer(service: &UnitService, request: UnitRequest) -> Result<UnitR
     })
 }
 
-/// Sends a copy.
 pub async fn copy(world: &World, service: &UnitService, inbox: &Inbox, request: pb::CopyRequest) {
     let run = |to| service.clone().send_copy(request, to);
     stream(world, inbox, run, StreamOut::Copied).await;
 }
 
-/// Sends digests.
 pub async fn verify(world: &World, service: &UnitService, inbox: &Inbox, request: pb::VerifyRequest) {
     let run = |to| service.clone().send_digests(request, to);
     stream(world, inbox, run, StreamOut::Digest).await;
@@ -82,7 +79,7 @@ async fn stream<T, F>(
             }
         });
         match step.await {
-            // Only the end is to come.
+            // Only the end of the stream is still to come.
             Step::In => return,
             Step::Message(Ok(message)) => inbox.send(world, out(Some(message))),
             Step::Message(Err(status)) | Step::Over(Err(status)) => {

@@ -1,4 +1,4 @@
-//! What a session's machine uses of its simulated router.
+//! The interface of a session's machine to its simulated router.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +44,6 @@ pub struct Bells {
 }
 
 impl Bells {
-    /// One rings.
     pub fn ring(&self, who: Rung) {
         self.rung.borrow_mut().insert(who);
         let session = self.session.borrow().upgrade();
@@ -57,12 +56,11 @@ impl Bells {
 /// The session's stream at a store.
 struct Upstream {
     number: u64,
-    /// None while it is being opened; then these wait.
+    /// None while it is being opened. Requests wait meanwhile.
     stream: Option<Rc<Stream>>,
     waiting: Vec<StreamIn>,
 }
 
-/// See the text above.
 pub struct Around {
     router: Rc<Router>,
     session: Weak<Session>,
@@ -269,7 +267,7 @@ fn said(session: &Session, store: StoreIx, number: u64, message: StreamOut, stre
     let last = all.len().saturating_sub(1);
     session.post(|inbox| {
         for (at, said) in all.into_iter().enumerate() {
-            // The shard makes another when the whole of this one is taken.
+            // The shard makes another message when all of this one is taken.
             let taken = stream.clone().filter(|_| at == last && matches!(said, Said::Message(_)));
             inbox.upstream.push_back((store, number, said, taken));
         }
@@ -301,7 +299,7 @@ fn to_store(request: &Bytes) -> Option<StreamIn> {
 /// A reader's hold on a feed, as the machine uses it.
 pub struct Reader {
     hold: Hold,
-    /// The feed seems to be wherever it is wanted to be (R7 is sabotaged).
+    /// Whether the feed claims to be at every wanted revision (a sabotage of R7).
     eager: bool,
     wanted: Cell<Revision>,
 }
