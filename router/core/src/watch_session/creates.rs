@@ -8,7 +8,7 @@ use kindred_wire::error::WatchRefusal;
 
 use super::message::{self, Create};
 use super::outside::{Count, Outside};
-use super::state::{Due, FeedWatch, Session, Upstream, Watch};
+use super::state::{Due, FeedWatch, Fragments, Session, Upstream, Watch};
 use super::types::Origin;
 use crate::place::{Placed, place};
 use crate::store::StoreIx;
@@ -52,7 +52,7 @@ impl<O: Outside> Session<O> {
                     floor: start,
                     announced: false,
                     live: false,
-                    in_fragment: false,
+                    fragments: Fragments::default(),
                     cancel: false,
                     displaced: false,
                     places: 0,

@@ -3,14 +3,13 @@
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_wire::answer::WatchResponse;
-use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
 use kindred_wire::refusal::is_not_owned;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
 use super::outside::{Count, Outside};
-use super::state::{Due, Session, UID_BITS};
+use super::state::{Due, Fragments, Session, UID_BITS};
 use super::types::{End, Origin, Said};
 use crate::progress::Admit;
 use crate::store::StoreIx;
@@ -41,10 +40,8 @@ impl<O: Outside> Session<O> {
     }
 
     fn on_broken(&mut self, store: StoreIx) {
-        if self.watches.values().any(|watch| watch.on(store) && watch.in_fragment) {
-            // The client has some fragments of a message, so only the client knows where to resume.
-            self.end = Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost));
-            return;
+        for watch in self.watches.values_mut().filter(|watch| watch.on(store)) {
+            watch.fragments = Fragments::default();
         }
         self.cancel_left(|watch| watch.on(store));
         self.outside.count(Count::Reopened);
@@ -87,10 +84,13 @@ impl<O: Outside> Session<O> {
         }
         let (first, last) = match message::span(&bytes)? {
             Some((first, last)) => {
-                watch.in_fragment = response.fragment;
-                if !response.fragment {
-                    watch.next = watch.next.max(last + 1);
+                let first = watch.fragments.first.unwrap_or(first);
+                if response.fragment {
+                    watch.fragments.first = Some(first);
+                    watch.fragments.messages.push(message::for_client(bytes, self.ids, client_id));
+                    return Ok(());
                 }
+                watch.next = watch.next.max(last + 1);
                 (first, last)
             }
             None if response.is_progress() => {
@@ -99,11 +99,12 @@ impl<O: Outside> Session<O> {
             }
             None => return Ok(()),
         };
+        let before = std::mem::take(&mut watch.fragments).messages;
         let (admit, commands) = self.progress.admit(uid, Revision(first), Revision(last));
-        let translated = message::for_client(bytes, self.ids, client_id);
+        let messages = before.into_iter().chain([message::for_client(bytes, self.ids, client_id)]);
         match admit {
-            Admit::Forward => self.outgoing.push_back(translated),
-            Admit::Hold => self.hold(uid, translated),
+            Admit::Forward => self.outgoing.extend(messages),
+            Admit::Hold => self.hold(uid, messages),
         }
         self.follow(commands);
         Ok(())
@@ -184,9 +185,11 @@ impl<O: Outside> Session<O> {
         }
     }
 
-    fn hold(&mut self, uid: i64, message: Bytes) {
-        self.held_bytes += message.len();
-        self.held.push_back((uid, message));
+    fn hold(&mut self, uid: i64, messages: impl IntoIterator<Item = Bytes>) {
+        for message in messages {
+            self.held_bytes += message.len();
+            self.held.push_back((uid, message));
+        }
         if self.held_bytes > HELD_BYTES_MAX {
             self.abort_round();
         }
@@ -208,7 +211,7 @@ impl<O: Outside> Session<O> {
     /// Sends a message of a watch, after any messages of that watch that are held.
     pub(super) fn emit_behind(&mut self, uid: i64, message: Bytes) {
         if self.held.iter().any(|(held, _)| *held == uid) {
-            self.hold(uid, message);
+            self.hold(uid, [message]);
         } else {
             self.outgoing.push_back(message);
         }

@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use kindred_partition_config::ids::Epoch;
 use kindred_partition_config::kind::KindPrefix;
-use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
 
 use super::message;
 use super::outside::{Count, FeedReader as _, Outside};
-use super::state::{Due, FeedWatch, Session, Watch};
-use super::types::{End, Origin};
+use super::state::{Due, FeedWatch, Fragments, Session, Watch};
+use super::types::Origin;
 use crate::place::{Placed, place};
 use crate::plan::Refusal;
 use crate::store::StoreIx;
@@ -133,11 +132,7 @@ impl<O: Outside> Session<O> {
         if watch.cancel && watch.announced {
             return self.canceled(uid);
         }
-        if watch.in_fragment {
-            // The client has some fragments of a message, so only the client knows where to resume.
-            self.end = Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost));
-            return;
-        }
+        watch.fragments = Fragments::default();
         let (announced, displaced, from) =
             (watch.announced, std::mem::take(&mut watch.displaced), watch.origin);
         watch.live = false;

@@ -24,6 +24,14 @@ use crate::store::StoreIx;
 pub(super) const UID_BITS: u32 = 40;
 pub(super) const PLACES_MASK: u32 = (1 << 22) - 1;
 
+/// The fragments of a message that have come so far.
+#[derive(Debug, Default)]
+pub(super) struct Fragments {
+    /// The first revision in them.
+    pub(super) first: Option<i64>,
+    pub(super) messages: Vec<Bytes>,
+}
+
 #[derive(Debug)]
 pub(super) struct Watch<R> {
     pub(super) client_id: i64,
@@ -41,8 +49,9 @@ pub(super) struct Watch<R> {
     pub(super) announced: bool,
     /// The store has confirmed the watch on the present upstream stream, or the watch reads a feed.
     pub(super) live: bool,
-    /// The client has some fragments of a message, but not yet the last one.
-    pub(super) in_fragment: bool,
+    /// The fragments of a message whose last one has not come. The client gets them together: between the fragments of a
+    /// message no other may come (etcd's `clientv3/watch.go`, `serveWatchClient`, drops it).
+    pub(super) fragments: Fragments,
     /// The client has cancelled the watch and waits for the answer.
     pub(super) cancel: bool,
     /// The store has refused or ended the watch because its keys are moving.

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
 use kindred_wire::refusal::KindredError;
 
-use super::super::{End, Settings};
+use super::super::Settings;
 use super::client::{
     Client, canceled, configmaps, created, ended, events, message, placed, pods, progressed, range, single,
 };
@@ -274,14 +273,19 @@ fn a_cancel_that_is_under_way_when_its_keys_move_is_answered() {
 }
 
 #[test]
-fn a_move_between_the_fragments_of_a_message_ends_the_stream() {
+fn after_a_move_between_the_fragments_of_a_message_the_new_owner_sends_all_of_it() {
     let mut client = Client::new();
     client.create(single("pods/a"));
     client.says(A, created(1, 20));
     let head = WatchHead { watch_id: 1, fragment: true, ..WatchHead::default() };
     client.says(A, message(head, 22, &[put("pods/a", 22)]));
+    client.did();
     client.new_map(2, [B, B], A);
-    assert_eq!(client.end, Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost)));
+    assert_eq!(client.hears(), ["0 @20 created"]);
+    assert_eq!(client.end, None);
+    client.says(B, created(placed(1, 1), 33));
+    client.says(B, events(placed(1, 1), 33, &[put("pods/a", 22)]));
+    assert_eq!(client.hears(), ["0 @33: put a 22 after 1"]);
 }
 
 #[test]

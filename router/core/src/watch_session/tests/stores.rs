@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_wire::error::EtcdError;
 use kindred_wire::kv::WatchHead;
 
 use super::super::message::Create;
@@ -141,25 +140,35 @@ fn a_cancel_for_which_a_stream_has_no_room_is_answered_by_the_router() {
     assert_eq!(client.hears(), [""; 0], "the store still has it");
 }
 
+/// The message of a watch at store A with this event of revision 22, whole or the fragment before another one.
+fn part(uid: i64, fragment: bool, name: &str) -> Bytes {
+    let head = WatchHead { watch_id: uid, fragment, ..WatchHead::default() };
+    message(head, 22, &[put(name, 22)])
+}
+
+/// etcd's client drops a message that comes between the fragments of another one.
 #[test]
-fn a_stream_that_breaks_between_fragments_ends_the_clients() {
-    let fragment = |of: bool| {
-        let head = WatchHead { watch_id: 1, fragment: of, ..WatchHead::default() };
-        message(head, 22, &[put("pods/a", 22)])
-    };
+fn between_the_fragments_of_a_message_no_other_comes() {
     let mut client = three();
-    client.says(A, fragment(true));
-    client.says(A, fragment(false));
+    client.says(A, part(1, true, "pods/a"));
+    client.says(B, events(3, 25, &[put("pods/z", 25)]));
+    client.says(A, part(1, false, "pods/b"));
+    let heard = client.hears();
+    assert_eq!(heard.len(), 3);
+    let of = |at: usize| heard[at].split(' ').next().unwrap_or_default().to_owned();
+    assert_eq!([of(0), of(1), of(2)], ["2", "0", "0"], "{heard:?}");
+}
+
+#[test]
+fn a_stream_that_breaks_between_fragments_sends_all_of_the_message_again() {
+    let mut client = three();
+    client.says(A, part(1, true, "pods/a"));
     client.said(A, Said::Broken);
-    assert_eq!(client.end, None, "the last fragment has come");
+    assert_eq!((client.hears(), client.end.clone()), (Vec::new(), None));
     client.says(A, created(1, 30));
-    client.says(A, fragment(true));
-    client.said(A, Said::Broken);
-    assert_eq!(
-        client.end,
-        Some(End::Etcd(EtcdError::TimeoutDueToConnectionLost)),
-        "who knows where to go on"
-    );
+    client.says(A, part(1, true, "pods/a"));
+    client.says(A, part(1, false, "pods/b"));
+    assert_eq!(client.hears().len(), 2);
 }
 
 #[test]
