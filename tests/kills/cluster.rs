@@ -162,8 +162,25 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has all stores see a term of a move above that of its record.
+    /// Whether the decision about a move is carried out: no unit is frozen, and none is sealed.
+    async fn is_settled(&self) -> anyhow::Result<bool> {
+        for (name, _) in &self.stores {
+            let waits = |(state, record): &(UnitState, UnitRecord)| {
+                let sealed = *state == UnitState::Following && record.final_revision > 0;
+                *state == UnitState::Frozen || sealed
+            };
+            if self.units(name).await?.iter().any(waits) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has all stores see a term of a switched move above that of its record. What is asked of them changes nothing: no
+    /// unit is frozen any more.
     pub async fn outbid(&self, id: u64) -> anyhow::Result<()> {
+        let settled = || async { Ok(self.is_settled().await?.then_some(())) };
+        wait_for("the decision to be carried out", REACH_LIMIT, settled).await?;
         for (name, store) in &self.stores {
             for (_, record) in self.units(name).await? {
                 let Some(by) = record.r#move.filter(|by| by.r#move == id) else { continue };
