@@ -11,6 +11,7 @@ use kindred_partition_config::{
 
 use crate::{
     clock::Clock,
+    durability::AnswerWaits,
     error::EngineError,
     lease::LeaseTable,
     ops::{Compare, CompareResult, CompareTarget, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
@@ -29,8 +30,8 @@ pub(crate) struct Applier<'a> {
     pub now: WallMicros,
     /// The least revision that the answer shows; the clock has reached it.
     pub min_revision: Revision,
-    /// Set to whether the answer depends on something that waits for the fsync log.
-    pub waits: &'a mut bool,
+    /// Set to what the answer waits for.
+    pub waits: &'a mut AnswerWaits,
 }
 
 /// A request in execution.
@@ -76,7 +77,9 @@ impl Applier<'_> {
                 self.space.raise_applied(&scope, header);
             }
         }
-        *self.waits = self.space.some_wait() && touched.iter().any(|range| self.space.waits_in(range));
+        if self.space.some_wait() {
+            *self.waits = self.space.waits_of(touched);
+        }
         Ok(answer)
     }
 
@@ -89,8 +92,9 @@ impl Applier<'_> {
             }
         }
         let assigned = run.assigned;
-        *self.waits = self.space.some_wait()
-            && keys.iter().any(|key| self.space.waits_in(&KeyRange::Single(key.clone())));
+        if self.space.some_wait() {
+            *self.waits = self.space.waits_of(keys.iter().cloned().map(KeyRange::Single));
+        }
         assigned
     }
 

@@ -5,8 +5,14 @@
 //! ([`Engine::take_applied`]) and is told what is on disk ([`Engine::publish_fsync`]). Leases, units, compactions and
 //! the modes themselves always go to the fsync log.
 //!
+//! A shard with standbys ships every record to them, those of mode `none` too ([`Engine::ship`]). Nothing is visible
+//! before the standbys have received it (R18): the owner of the engine publishes the Kinds of modes `none` and
+//! `buffered` by [`Engine::publish_received`], and those of mode `fsync` once disk and standbys have them.
+//!
 //! [`Engine::take_applied`]: crate::engine::Engine::take_applied
 //! [`Engine::publish_fsync`]: crate::engine::Engine::publish_fsync
+//! [`Engine::publish_received`]: crate::engine::Engine::publish_received
+//! [`Engine::ship`]: crate::engine::Engine::ship
 
 use kindred_partition_config::{
     ids::{Epoch, LeaseId, MoveId, Revision, Slot, Term},
@@ -16,9 +22,18 @@ use kindred_partition_config::{
 pub use crate::types::{Durability, Gap, KindGap, KindModes, ModesError, ModesTaken};
 use crate::{units::UnitMove, version::Version};
 
-/// A position in the fsync log: covers every record up to one call of [`crate::engine::Engine::take_applied`].
+/// A position in what was applied: covers every record up to one call of [`crate::engine::Engine::take_applied`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FsyncMark(pub u64);
+pub struct Mark(pub u64);
+
+/// What an answer waits for, because it depends on a change that is not visible.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AnswerWaits {
+    /// For [`crate::engine::Engine::publish_fsync`] of the next mark.
+    pub fsync: bool,
+    /// For [`crate::engine::Engine::publish_received`] of the next mark.
+    pub received: bool,
+}
 
 /// The applied changes to write to the logs.
 #[derive(Debug, Clone)]
@@ -27,9 +42,12 @@ pub struct Applied {
     pub buffered: Vec<Logged>,
     /// Records for the log that is synced before they are visible.
     pub fsync: Vec<Logged>,
+    /// All of these and the changes of mode `none`, in the order in which they were applied, each with the log in which
+    /// it belongs. Empty unless the engine ships.
+    pub shipped: Vec<(Durability, Logged)>,
     /// The mark for [`crate::engine::Engine::publish_fsync`] once `fsync` and all earlier records of that log are on
-    /// disk. If nothing waits for that log, it is the mark of the previous call.
-    pub mark: FsyncMark,
+    /// disk, and for [`crate::engine::Engine::publish_received`]. If nothing waits, it is the mark of the previous call.
+    pub mark: Mark,
     /// No later change has a revision at or below this: when both logs are on disk, they have everything up to it. It
     /// is written behind the records of the buffered log whenever it has changed.
     pub promise: Revision,
@@ -175,31 +193,41 @@ pub(crate) struct Outbox {
     pub(crate) on: bool,
     pub(crate) buffered: Vec<Logged>,
     pub(crate) fsync: Vec<Logged>,
-    pub(crate) mark: FsyncMark,
+    /// All of them in the order of their changes, if the engine ships.
+    pub(crate) shipped: Option<Vec<(Durability, Logged)>>,
+    pub(crate) mark: Mark,
 }
 
 impl Outbox {
     /// Adds imported versions.
     pub(crate) fn imported(&mut self, unit: u64, versions: Vec<Version>) {
         if self.on && !versions.is_empty() {
-            self.buffered.push(Logged::Imported(Box::new(Imported { unit, versions })));
+            self.add(Durability::Buffered, Logged::Imported(Box::new(Imported { unit, versions })));
         }
     }
 
     /// Adds a record that always goes to the fsync log.
     pub(crate) fn push(&mut self, logged: impl FnOnce() -> Logged) {
         if self.on {
-            self.fsync.push(logged());
+            self.add(Durability::Fsync, logged());
         }
     }
 
     /// Adds a write of a Kind with this mode.
     pub(crate) fn version(&mut self, mode: Durability, version: &Version) {
-        match mode {
-            _ if !self.on => {}
+        if self.on && (mode != Durability::None || self.shipped.is_some()) {
+            self.add(mode, Logged::Version(version.clone()));
+        }
+    }
+
+    fn add(&mut self, log: Durability, logged: Logged) {
+        if let Some(shipped) = &mut self.shipped {
+            shipped.push((log, logged.clone()));
+        }
+        match log {
             Durability::None => {}
-            Durability::Buffered => self.buffered.push(Logged::Version(version.clone())),
-            Durability::Fsync => self.fsync.push(Logged::Version(version.clone())),
+            Durability::Buffered => self.buffered.push(logged),
+            Durability::Fsync => self.fsync.push(logged),
         }
     }
 
@@ -208,6 +236,7 @@ impl Outbox {
             self.mark.0 += 1;
         }
         let (buffered, fsync) = (std::mem::take(&mut self.buffered), std::mem::take(&mut self.fsync));
-        Applied { buffered, fsync, mark: self.mark, promise: Revision::ZERO }
+        let shipped = self.shipped.as_mut().map(std::mem::take).unwrap_or_default();
+        Applied { buffered, fsync, shipped, mark: self.mark, promise: Revision::ZERO }
     }
 }

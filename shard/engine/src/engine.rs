@@ -12,7 +12,7 @@ use kindred_partition_config::{
 use crate::{
     apply::Applier,
     clock::Clock,
-    durability::Logged,
+    durability::{AnswerWaits, Logged},
     error::EngineError,
     hash,
     holds::Holds,
@@ -61,7 +61,7 @@ pub struct Engine {
     /// Periodic progress that waits until everything applied before it is published.
     tick: Option<Revision>,
     /// See [`Engine::answer_waits`].
-    answer_waits: bool,
+    answer_waits: AnswerWaits,
 }
 
 impl Engine {
@@ -89,7 +89,7 @@ impl Engine {
             retained: retained::Retained::default(),
             unpinned: false,
             tick: None,
-            answer_waits: false,
+            answer_waits: AnswerWaits::default(),
             config,
         }
     }
@@ -110,12 +110,12 @@ impl Engine {
 
     fn applier(&mut self, now: WallMicros, min_revision: Revision) -> Applier<'_> {
         let Self { space, clock, leases, answer_waits, .. } = self;
-        *answer_waits = false;
+        *answer_waits = AnswerWaits::default();
         Applier { space, clock, leases, now, min_revision, waits: answer_waits }
     }
 
-    /// Makes everything applied visible, except what waits for the fsync log, and hands its events to the watches. To
-    /// be called after [`Engine::take_applied`].
+    /// Makes everything applied visible, except what waits for the fsync log or standbys, and hands its events to the
+    /// watches. To be called after [`Engine::take_applied`].
     pub fn publish(&mut self) {
         let events = self.space.publish();
         self.published(&events);

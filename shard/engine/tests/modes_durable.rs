@@ -62,7 +62,7 @@ impl Shard {
 
     /// Logs as the loop does.
     fn append(&mut self) {
-        let Applied { fsync, buffered, mark, promise } = self.engine.take_applied();
+        let Applied { fsync, buffered, mark, promise, .. } = self.engine.take_applied();
         self.fsync.extend(fsync);
         self.buffered.extend(buffered);
         self.promised = promise;

@@ -111,7 +111,7 @@ impl Machine {
             Request::Apply { op, hints, answer } => {
                 let applied = core.apply(op, hints);
                 let needs_fsync = match &applied {
-                    Ok(_) => core.engine.answer_waits(),
+                    Ok(_) => core.engine.answer_waits().fsync,
                     // The end of the lease may not be on disk yet (R12).
                     Err(error) => matches!(error, KvError::Engine(EngineError::LeaseNotFound(_))),
                 };

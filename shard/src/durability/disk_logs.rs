@@ -11,7 +11,7 @@ use std::{
 };
 
 use kindred_engine::{
-    durability::{FsyncMark, KindGap, Logged},
+    durability::{KindGap, Logged, Mark},
     engine::Engine,
 };
 use kindred_partition_config::ids::Revision;
@@ -226,7 +226,7 @@ pub struct DiskLogs {
     pub(super) buffered: OpenLog,
     pub(super) changed: Arc<Notify>,
     /// Positions of the fsync log that are not published yet, with the mark that becomes visible at each.
-    pub(super) marks: VecDeque<(u64, FsyncMark)>,
+    pub(super) marks: VecDeque<(u64, Mark)>,
     /// The position at which the fsync log has the gaps that the start found (R10). Until that is on disk, the buffered
     /// log must hold nothing that claims, or seems to claim, that everything before is there.
     pub(super) first: FrameSeq,

@@ -7,7 +7,7 @@ use kindred_partition_config::{
 
 use super::Engine;
 use crate::{
-    durability::{Applied, FsyncMark, LeaseRecord, Logged},
+    durability::{AnswerWaits, Applied, LeaseRecord, Logged, Mark},
     space::{KindId, Scope},
     types::{Gap, KindGap, KindModes, ModesError, ModesTaken},
     version::Version,
@@ -79,17 +79,31 @@ impl Engine {
     }
 
     /// Whether the answer to the last [`Engine::apply`], [`Engine::apply_above`], [`Engine::lease_revoke`] or
-    /// [`Engine::lease_end`] depends on a read or write that waits for the fsync log. Such an answer is sent when the
-    /// mark of the next [`Engine::take_applied`] is published.
+    /// [`Engine::lease_end`] depends on a read or write that is not visible yet. Such an answer is sent when the mark of
+    /// the next [`Engine::take_applied`] is published.
     #[must_use]
-    pub fn answer_waits(&self) -> bool {
+    pub fn answer_waits(&self) -> AnswerWaits {
         self.answer_waits
     }
 
     /// Makes everything up to a mark visible once the fsync log has it on disk, and hands its events to the watches.
-    pub fn publish_fsync(&mut self, upto: FsyncMark) {
+    pub fn publish_fsync(&mut self, upto: Mark) {
         let events = self.space.publish_fsync(upto);
         self.published(&events);
+    }
+
+    /// Makes everything up to a mark visible that no log keeps back, once the standbys have received it (R18), and hands
+    /// its events to the watches.
+    pub fn publish_received(&mut self, upto: Mark) {
+        let events = self.space.publish_received(upto);
+        self.published(&events);
+    }
+
+    /// Turns shipping to standbys on or off. From the next change on, [`Applied::shipped`] has every record, and nothing
+    /// is visible before [`Engine::publish_received`] or [`Engine::publish_fsync`]. Everything applied must be
+    /// published.
+    pub fn ship(&mut self, on: bool) {
+        self.space.ship(on);
     }
 
     pub(super) fn published(&mut self, events: &[(KindId, Version)]) {

@@ -2,8 +2,9 @@
 //!
 //! Kinds of mode `none` and `buffered` become visible at every publish. Kinds of mode `fsync` wait: the events of one
 //! batch of records for the fsync log are sealed under a mark, with the applied revision of each Kind at that time, and
-//! become visible when the batch is on disk. Within either group the order of visibility is the order of revisions, and
-//! neither group waits for the other.
+//! become visible when the batch is on disk. While the engine ships, the other Kinds wait in the same way for the
+//! standbys. Within either group the order of visibility is the order of revisions, and neither group waits for the
+//! other.
 
 use std::collections::VecDeque;
 
@@ -14,15 +15,51 @@ use kindred_partition_config::{
 
 use super::{Kind, KindId, OTHERS, Space};
 use crate::{
-    durability::{Applied, FsyncMark, Logged},
+    durability::{AnswerWaits, Applied, Logged, Mark},
     error::{EngineError, MixedModes},
     types::{Durability, KindModes, ModesError, ModesTaken},
     version::Version,
 };
 
-/// The Kinds that wait for the fsync log.
+/// Kinds that become visible together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Group {
+    /// Kinds of mode `fsync`, which wait for their log.
+    Fsync,
+    /// The other Kinds of an engine that ships: they wait for the standbys.
+    Received,
+}
+
+/// What waits, by group.
 #[derive(Default)]
 pub(super) struct Waiting {
+    fsync: Queue,
+    received: Queue,
+}
+
+impl Waiting {
+    pub(super) fn of(&self, group: Group) -> &Queue {
+        match group {
+            Group::Fsync => &self.fsync,
+            Group::Received => &self.received,
+        }
+    }
+
+    pub(super) fn of_mut(&mut self, group: Group) -> &mut Queue {
+        match group {
+            Group::Fsync => &mut self.fsync,
+            Group::Received => &mut self.received,
+        }
+    }
+
+    fn all(&self) -> [&Queue; 2] {
+        [&self.fsync, &self.received]
+    }
+}
+
+/// The Kinds of a group.
+#[derive(Default)]
+pub(super) struct Queue {
     /// Events that no mark covers yet.
     open: Vec<(KindId, Version)>,
     /// Kinds that were raised or written since the last mark.
@@ -32,7 +69,7 @@ pub(super) struct Waiting {
 
 /// Events and raises that become visible when the mark is on disk.
 struct Sealed {
-    mark: FsyncMark,
+    mark: Mark,
     events: Vec<(KindId, Version)>,
     kinds: Vec<Reached>,
 }
@@ -46,12 +83,21 @@ struct Reached {
 }
 
 impl Space {
-    /// Whether writes of a Kind wait for the fsync log.
-    pub(super) fn waits(&self, id: KindId) -> bool {
-        match id {
+    /// The group of a Kind whose writes wait.
+    pub(super) fn group(&self, id: KindId) -> Option<Group> {
+        let mode = match id {
             // Unless revisions are dense, nothing is ever written to `OTHERS`.
-            OTHERS => self.dense && self.modes.default == Durability::Fsync,
-            id => self.kind(id).mode == Durability::Fsync,
+            OTHERS if self.dense => self.modes.default,
+            OTHERS => return None,
+            id => self.kind(id).mode,
+        };
+        self.group_of(mode)
+    }
+
+    fn group_of(&self, mode: Durability) -> Option<Group> {
+        match mode {
+            Durability::Fsync => Some(Group::Fsync),
+            _ => self.ships().then_some(Group::Received),
         }
     }
 
@@ -62,15 +108,14 @@ impl Space {
         let mode = kind.mode;
         self.outbox.version(mode, &version);
         let revision = version.mod_revision();
-        if mode == Durability::Fsync {
-            self.waiting.open.push((home, version));
-        } else {
-            self.unpublished.push((home, version));
+        match self.group_of(mode) {
+            Some(group) => self.waiting.of_mut(group).open.push((home, version)),
+            None => self.unpublished.push((home, version)),
         }
         self.frontier_mut(home).unpublished.get_or_insert(revision);
     }
 
-    /// Makes visible all that does not wait for the fsync log. Returns the events that became visible, in order.
+    /// Makes visible all that waits for nothing. Returns the events that became visible, in order.
     pub(crate) fn publish(&mut self) -> Vec<(KindId, Version)> {
         for id in std::mem::take(&mut self.dirty) {
             self.frontier_mut(id).publish();
@@ -80,21 +125,23 @@ impl Space {
 
     /// Takes the records for the logs and seals the events that wait for them.
     pub(crate) fn take_applied(&mut self) -> Applied {
-        let applied = self.outbox.take(!self.waiting.open.is_empty());
-        self.seal(applied.mark);
+        let applied = self.outbox.take(self.waiting.all().iter().any(|queue| !queue.open.is_empty()));
+        self.seal(Group::Fsync, applied.mark);
+        self.seal(Group::Received, applied.mark);
         applied
     }
 
-    /// Puts the events and raises since the last mark under this one.
-    fn seal(&mut self, mark: FsyncMark) {
-        if self.waiting.dirty.is_empty() {
+    /// Puts the events and raises of a group since the last mark under this one.
+    fn seal(&mut self, group: Group, mark: Mark) {
+        let queue = self.waiting.of_mut(group);
+        if queue.dirty.is_empty() {
             return;
         }
-        let events = std::mem::take(&mut self.waiting.open);
-        if events.is_empty() && self.waiting.sealed.is_empty() {
-            return self.settle_raised();
+        let events = std::mem::take(&mut queue.open);
+        if events.is_empty() && queue.sealed.is_empty() {
+            return self.settle_raised(group);
         }
-        let dirty = std::mem::take(&mut self.waiting.dirty);
+        let dirty = std::mem::take(&mut queue.dirty);
         let reached = |space: &mut Self, kind: KindId| {
             let dense = space.dense;
             let frontier = space.frontier_mut(kind);
@@ -107,17 +154,28 @@ impl Space {
             }
         };
         let kinds: Vec<Reached> = dirty.into_iter().map(|kind| reached(self, kind)).collect();
-        match self.waiting.sealed.back_mut() {
+        let sealed = &mut self.waiting.of_mut(group).sealed;
+        match sealed.back_mut() {
             // Raises without events become visible with the last mark before them.
             Some(last) if events.is_empty() => last.kinds.extend(kinds),
-            _ => self.waiting.sealed.push_back(Sealed { mark, events, kinds }),
+            _ => sealed.push_back(Sealed { mark, events, kinds }),
         }
     }
 
     /// Makes visible what the fsync log has on disk. Returns the events that became visible, in order.
-    pub(crate) fn publish_fsync(&mut self, upto: FsyncMark) -> Vec<(KindId, Version)> {
+    pub(crate) fn publish_fsync(&mut self, upto: Mark) -> Vec<(KindId, Version)> {
+        self.publish_upto(Group::Fsync, upto)
+    }
+
+    /// Makes visible what the standbys have and no log keeps back. Returns the events that became visible, in order.
+    pub(crate) fn publish_received(&mut self, upto: Mark) -> Vec<(KindId, Version)> {
+        self.publish_upto(Group::Received, upto)
+    }
+
+    fn publish_upto(&mut self, group: Group, upto: Mark) -> Vec<(KindId, Version)> {
         let (mut published, mut touched) = (Vec::new(), Vec::new());
-        while let Some(sealed) = self.waiting.sealed.pop_front_if(|sealed| sealed.mark <= upto) {
+        while let Some(sealed) = self.waiting.of_mut(group).sealed.pop_front_if(|sealed| sealed.mark <= upto)
+        {
             for Reached { kind, applied, .. } in sealed.kinds {
                 let frontier = self.frontier_mut(kind);
                 frontier.visible = frontier.visible.max(applied);
@@ -128,25 +186,27 @@ impl Space {
         touched.sort_unstable();
         touched.dedup();
         for kind in touched {
-            let next = self.next_unpublished(kind);
+            let next = self.next_unpublished(group, kind);
             self.frontier_mut(kind).unpublished = next;
         }
-        if self.waiting.sealed.is_empty() && self.waiting.open.is_empty() {
-            self.settle_raised();
+        let queue = self.waiting.of(group);
+        if queue.sealed.is_empty() && queue.open.is_empty() {
+            self.settle_raised(group);
         }
         published
     }
 
-    fn next_unpublished(&self, kind: KindId) -> Option<Revision> {
-        let sealed = self.waiting.sealed.iter().flat_map(|sealed| &sealed.kinds);
+    fn next_unpublished(&self, group: Group, kind: KindId) -> Option<Revision> {
+        let queue = self.waiting.of(group);
+        let sealed = queue.sealed.iter().flat_map(|sealed| &sealed.kinds);
         let sealed = sealed.filter(|reached| reached.kind == kind).find_map(|reached| reached.first);
-        let open = || self.waiting.open.iter().find(|(home, _)| kind == OTHERS || *home == kind);
+        let open = || queue.open.iter().find(|(home, _)| kind == OTHERS || *home == kind);
         sealed.or_else(|| open().map(|(_, version)| version.mod_revision()))
     }
 
-    /// Makes raises visible when no event before them is unpublished.
-    fn settle_raised(&mut self) {
-        for kind in std::mem::take(&mut self.waiting.dirty) {
+    /// Makes raises of a group visible when no event before them is unpublished.
+    fn settle_raised(&mut self, group: Group) {
+        for kind in std::mem::take(&mut self.waiting.of_mut(group).dirty) {
             self.frontier_mut(kind).publish();
         }
     }
@@ -158,9 +218,11 @@ impl Space {
 
     /// The first revision that is applied and not visible.
     pub(crate) fn first_unpublished(&self) -> Option<Revision> {
-        let sealed = self.waiting.sealed.front().and_then(|sealed| sealed.events.first());
-        let waiting = sealed.or(self.waiting.open.first());
-        let first = [self.unpublished.first(), waiting].into_iter().flatten();
+        let waiting = self.waiting.all().map(|queue| {
+            let sealed = queue.sealed.front().and_then(|sealed| sealed.events.first());
+            sealed.or(queue.open.first())
+        });
+        let first = waiting.into_iter().chain([self.unpublished.first()]).flatten();
         first.map(|(_, version)| version.mod_revision()).min()
     }
 
@@ -182,9 +244,34 @@ impl Space {
 
     // ---- modes
 
-    /// Whether writes of some Kind wait for the fsync log.
+    /// Whether writes of some Kind wait.
     pub(crate) fn some_wait(&self) -> bool {
-        self.some_wait
+        self.some_wait || self.ships()
+    }
+
+    /// What an answer waits for that depends on these ranges.
+    pub(crate) fn waits_of(&self, ranges: impl IntoIterator<Item = KeyRange>) -> AnswerWaits {
+        let mut waits = AnswerWaits::default();
+        for range in ranges {
+            self.waits_in(&range, &mut waits);
+        }
+        waits
+    }
+
+    // ---- standbys
+
+    pub(crate) fn ships(&self) -> bool {
+        self.outbox.shipped.is_some()
+    }
+
+    /// Turns shipping on or off. Nothing may be unpublished.
+    pub(crate) fn ship(&mut self, on: bool) {
+        if on == self.ships() {
+            return;
+        }
+        debug_assert!(self.first_unpublished().is_none(), "all that is applied is published");
+        self.publish_raised();
+        self.outbox.shipped = on.then(Vec::new);
     }
 
     /// Refuses a transaction over ranges of different modes: what it writes must be kept or lost together.
@@ -316,7 +403,9 @@ impl Space {
 
     /// Makes raises visible of Kinds without unpublished events.
     fn publish_raised(&mut self) {
-        for list in [std::mem::take(&mut self.dirty), std::mem::take(&mut self.waiting.dirty)] {
+        let waiting = [Group::Fsync, Group::Received]
+            .map(|group| std::mem::take(&mut self.waiting.of_mut(group).dirty));
+        for list in waiting.into_iter().chain([std::mem::take(&mut self.dirty)]) {
             for id in list {
                 let frontier = self.frontier_mut(id);
                 frontier.dirty = false;
@@ -334,16 +423,21 @@ impl Space {
             return;
         }
         let frontier = self.frontier(id);
-        let sealed = self.waiting.sealed.iter().flat_map(|sealed| &sealed.events);
-        let events = self.unpublished.iter().chain(sealed).chain(&self.waiting.open);
+        let waiting = self.waiting.all().into_iter().flat_map(|queue| {
+            let sealed = queue.sealed.iter().flat_map(|sealed| &sealed.events);
+            sealed.chain(&queue.open)
+        });
+        let events = self.unpublished.iter().chain(waiting);
         let events = events.filter(|(home, _)| self.dense || *home == id);
         let first = events.map(|(_, version)| version.mod_revision()).min();
         assert_eq!(frontier.unpublished, first, "{id:?}");
         assert!(frontier.visible <= frontier.applied && frontier.applied <= last_assigned, "{frontier:?}");
         assert!(first.is_none_or(|first| frontier.visible < first), "{frontier:?}");
-        let listed = if self.waits(id) { &self.waiting.dirty } else { &self.dirty };
+        let group = self.group(id);
+        let listed = group.map_or(&self.dirty, |group| &self.waiting.of(group).dirty);
         assert_eq!(frontier.dirty, listed.contains(&id), "{id:?}");
-        let sealed = self.waiting.sealed.iter().flat_map(|sealed| &sealed.kinds);
+        let sealed = self.waiting.all().into_iter().flat_map(|queue| &queue.sealed);
+        let sealed = sealed.flat_map(|sealed| &sealed.kinds);
         let sealed = sealed.filter(|reached| reached.kind == id).map(|reached| reached.applied).max();
         let waits = frontier.dirty || sealed == Some(frontier.applied);
         assert!(waits || frontier.applied == frontier.visible, "{id:?} {frontier:?}");

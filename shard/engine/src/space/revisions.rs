@@ -2,7 +2,8 @@
 
 use kindred_partition_config::{ids::Revision, key::KeyRange};
 
-use super::{KindId, OTHERS, Scope, Space};
+use super::{KindId, OTHERS, Scope, Space, publishing::Group};
+use crate::durability::AnswerWaits;
 
 /// The revisions of a keyspace. **Invariant:** `visible` is below `unpublished`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +53,10 @@ impl Space {
     pub(super) fn mark_dirty(&mut self, id: KindId) {
         let id = if self.dense { OTHERS } else { id };
         if !std::mem::replace(&mut self.frontier_mut(id).dirty, true) {
-            let list = if self.waits(id) { &mut self.waiting.dirty } else { &mut self.dirty };
-            list.push(id);
+            match self.group(id) {
+                Some(group) => self.waiting.of_mut(group).dirty.push(id),
+                None => self.dirty.push(id),
+            }
         }
     }
 
@@ -97,13 +100,17 @@ impl Space {
         self.highest(scope, |frontier| frontier.visible)
     }
 
-    /// Whether an event of the range waits for the fsync log.
-    pub(crate) fn waits_in(&self, range: &KeyRange) -> bool {
-        let waits = |id: KindId| self.waits(id) && self.frontier(id).unpublished.is_some();
+    /// Adds what events of the range wait for.
+    pub(super) fn waits_in(&self, range: &KeyRange, waits: &mut AnswerWaits) {
+        let mut add = |id: KindId| {
+            let waiting = self.frontier(id).unpublished.and(self.group(id));
+            waits.fsync |= waiting == Some(Group::Fsync);
+            waits.received |= waiting == Some(Group::Received);
+        };
         match self.scope(range) {
-            Scope::One(id) => waits(id),
+            Scope::One(id) => add(id),
             // A key named like a pseudo-key may just have been created.
-            Scope::Many { kinds, .. } => kinds.into_iter().chain(self.homes(range)).any(waits),
+            Scope::Many { kinds, .. } => kinds.into_iter().chain(self.homes(range)).for_each(add),
         }
     }
 
@@ -161,7 +168,7 @@ impl Space {
         }
     }
 
-    /// Raises the applied revision; readers see it after the next publish, or once the fsync log has it.
+    /// Raises the applied revision; readers see it after the next publish, or once what its Kind waits for is over.
     pub(crate) fn raise_applied(&mut self, scope: &Scope, to: Revision) {
         self.raise(scope, |frontier| frontier.raise_applied(to));
     }

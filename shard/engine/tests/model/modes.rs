@@ -1,9 +1,10 @@
-//! Kinds of different modes: which answers wait for which log, what is logged, and which transactions are allowed.
+//! Kinds of different modes: which answers wait for which log, what is logged and shipped to standbys, and which
+//! transactions are allowed.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use kindred_engine::{
-    durability::{Applied, Durability, FsyncMark, KindModes, Logged},
+    durability::{Applied, Durability, KindModes, Logged, Mark},
     error::MixedModes,
     ops::*,
 };
@@ -36,12 +37,19 @@ pub struct Logs {
     buffered: Vec<Logged>,
     fsync: Vec<Logged>,
     /// Each mark, with the number of the reference's changes at that time.
-    marks: VecDeque<(FsyncMark, usize)>,
+    marks: VecDeque<(Mark, usize)>,
+    /// The marks that the standbys have not received.
+    sent: VecDeque<(Mark, usize)>,
+    ships: bool,
+    shipped: Vec<(Durability, Logged)>,
+    /// The number of the reference's changes that were taken, and which of them were to be shipped.
+    taken: usize,
+    to_ship: Vec<usize>,
 }
 
 impl Logs {
     pub fn new(applied: Applied) -> Self {
-        Self { buffered: applied.buffered, fsync: applied.fsync, marks: VecDeque::new() }
+        Self { buffered: applied.buffered, fsync: applied.fsync, ..Self::default() }
     }
 }
 
@@ -57,12 +65,40 @@ pub fn publish(world: &mut World) {
     let applied = world.engine.take_applied();
     world.logs.buffered.extend(applied.buffered);
     world.logs.fsync.extend(applied.fsync);
-    world.logs.marks.push_back((applied.mark, world.reference.changes.len()));
-    world.engine.publish();
-    for i in 0..world.reference.changes.len() {
-        let waits = mode(world, &world.reference.changes[i].key) == Durability::Fsync;
-        world.reference.published[i] |= !waits;
+    let upto = world.reference.changes.len();
+    world.logs.marks.push_back((applied.mark, upto));
+    world.logs.sent.push_back((applied.mark, upto));
+    assert!(world.logs.ships || applied.shipped.is_empty());
+    world.logs.shipped.extend(applied.shipped);
+    let taken = std::mem::replace(&mut world.logs.taken, upto);
+    if world.logs.ships {
+        world.logs.to_ship.extend(taken..upto);
     }
+    world.engine.publish();
+    if !world.logs.ships {
+        received(world, usize::MAX);
+    }
+}
+
+/// The standbys receive what was sent up to the next marks.
+pub fn received(world: &mut World, marks: usize) {
+    for _ in 0..marks {
+        let Some((mark, upto)) = world.logs.sent.pop_front() else { return };
+        world.engine.publish_received(mark);
+        for i in 0..upto {
+            let waits = mode(world, &world.reference.changes[i].key) == Durability::Fsync;
+            world.reference.published[i] |= !waits;
+        }
+    }
+}
+
+/// Standbys come, or go.
+pub fn ship(world: &mut World, on: bool) {
+    publish(world);
+    durable(world, usize::MAX);
+    received(world, usize::MAX);
+    world.engine.ship(on);
+    world.logs.ships = on;
 }
 
 /// Puts the next marks of the fsync log on disk.
@@ -77,7 +113,7 @@ pub fn durable(world: &mut World, marks: usize) {
     }
 }
 
-/// Checks that an answer waits exactly if it depends on something that waits for the fsync log.
+/// Checks that an answer waits exactly if it depends on something that waits for the fsync log or the standbys.
 pub fn answered(world: &World, op: &Op, changes: &[Change]) {
     let mut touched = Vec::new();
     match op {
@@ -88,11 +124,15 @@ pub fn answered(world: &World, op: &Op, changes: &[Change]) {
     touched.extend(changes.iter().map(|change| KeyRange::Single(Key::copy_from(&change.key))));
     let earlier = world.reference.changes.iter().zip(&world.reference.published);
     let hidden = earlier.filter(|(_, published)| !**published).map(|(change, _)| change).chain(changes);
-    let waiting: Vec<&Change> =
-        hidden.filter(|change| mode(world, &change.key) == Durability::Fsync).collect();
-    let touches = waiting.iter().any(|change| touched.iter().any(|range| range.contains(&change.key)));
-    assert!(world.engine.answer_waits() || !touches, "{op:?} tells of what is not on disk");
-    assert!(!world.engine.answer_waits() || !waiting.is_empty(), "{op:?} waits for nothing");
+    let (fsync, others): (Vec<&Change>, Vec<&Change>) =
+        hidden.partition(|change| mode(world, &change.key) == Durability::Fsync);
+    let touches =
+        |of: &[&Change]| of.iter().any(|change| touched.iter().any(|range| range.contains(&change.key)));
+    let waits = world.engine.answer_waits();
+    assert!(waits.fsync || !touches(&fsync), "{op:?} tells of what is not on disk");
+    assert!(!waits.fsync || !fsync.is_empty(), "{op:?} waits for nothing");
+    assert!(waits.received || !world.logs.ships || !touches(&others), "{op:?} tells of what no standby has");
+    assert!(!waits.received || (world.logs.ships && !others.is_empty()), "{op:?} waits for no standby");
 }
 
 fn ranges(op: &Op, found: &mut Vec<KeyRange>) {
@@ -128,6 +168,19 @@ pub fn refused(world: &World, op: &Op, refused: &MixedModes) {
 pub fn finish(world: &mut World) {
     publish(world);
     durable(world, usize::MAX);
+    received(world, usize::MAX);
+    let shipped: Vec<_> = world
+        .logs
+        .shipped
+        .iter()
+        .filter_map(|(log, logged)| match logged {
+            Logged::Version(version) => Some((*log, version.key().to_vec(), version.mod_revision().get())),
+            _ => None,
+        })
+        .collect();
+    let to_ship = world.logs.to_ship.iter().map(|i| &world.reference.changes[*i]);
+    let to_ship = to_ship.map(|change| (mode(world, &change.key), change.key.clone(), change.revision));
+    assert_eq!(shipped, to_ship.collect::<Vec<_>>(), "what is shipped, in the order of the changes");
     for (log, logged) in
         [(Durability::Buffered, &world.logs.buffered), (Durability::Fsync, &world.logs.fsync)]
     {

@@ -74,6 +74,8 @@ pub enum Step {
     Txn(Index, CompareTarget, CompareResult, Vec<TxnOp>, Vec<TxnOp>),
     Publish,
     Durable,
+    Received,
+    Ship(bool),
     Compact(Index),
     Gc(usize),
     Range(Index, Index, usize),
@@ -154,6 +156,8 @@ pub fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(k, t, r, yes, no)| Step::Txn(k, t, r, yes, no)),
         7 => Just(Step::Publish),
         4 => Just(Step::Durable),
+        4 => Just(Step::Received),
+        1 => any::<bool>().prop_map(Step::Ship),
         2 => any::<Index>().prop_map(Step::Compact),
         2 => (1..8_usize).prop_map(Step::Gc),
         3 => (any::<Index>(), any::<Index>(), 0..4_usize).prop_map(|(r, at, limit)| Step::Range(r, at, limit)),
@@ -309,6 +313,8 @@ impl World {
             }
             Step::Publish => crate::modes::publish(self),
             Step::Durable => crate::modes::durable(self, 1),
+            Step::Received => crate::modes::received(self, 1),
+            Step::Ship(on) => crate::modes::ship(self, *on),
             Step::Compact(at) => self.compact(at),
             Step::Gc(budget) => {
                 self.engine.gc(*budget);
