@@ -206,6 +206,15 @@ impl Outbox {
         }
     }
 
+    /// Tells standbys that imports for a unit do not count any more. A log need not say so, because a start does without
+    /// what was never sealed.
+    pub(crate) fn dropped(&mut self, unit: u64) {
+        if let Some(shipped) = self.shipped.as_mut().filter(|_| self.on) {
+            let nothing = Imported { unit, versions: Vec::new() };
+            shipped.push((Durability::None, Logged::Imported(Box::new(nothing))));
+        }
+    }
+
     /// Adds a record that always goes to the fsync log.
     pub(crate) fn push(&mut self, logged: impl FnOnce() -> Logged) {
         if self.on {

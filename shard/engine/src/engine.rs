@@ -12,7 +12,7 @@ use kindred_partition_config::{
 use crate::{
     apply::Applier,
     clock::Clock,
-    durability::{AnswerWaits, Logged},
+    durability::{AnswerWaits, Imported, Logged},
     error::EngineError,
     hash,
     holds::Holds,
@@ -34,6 +34,7 @@ mod feeds;
 mod leases;
 mod raises;
 mod recover;
+mod replica;
 mod retained;
 mod types;
 mod units;
@@ -62,6 +63,8 @@ pub struct Engine {
     tick: Option<Revision>,
     /// See [`Engine::answer_waits`].
     answer_waits: AnswerWaits,
+    /// A replica's imports of units that are not opened: whether they count, a later table of units tells.
+    imports: Vec<Imported>,
 }
 
 impl Engine {
@@ -90,6 +93,7 @@ impl Engine {
             unpinned: false,
             tick: None,
             answer_waits: AnswerWaits::default(),
+            imports: Vec::new(),
             config,
         }
     }
@@ -151,16 +155,16 @@ impl Engine {
         self.space.raise_visible(&everything, at);
         let until = self.holds.below(now, at);
         if until.is_none() {
-            self.compacted(at);
-            for record in &mut self.space.units.records {
-                record.floor = record.floor.max(at);
-            }
-            self.space.floor = self.space.floor.max(at);
+            self.compacted_to(at);
         }
         Ok(until)
     }
 
-    fn compacted(&mut self, at: Revision) {
+    fn compacted_to(&mut self, at: Revision) {
+        for record in &mut self.space.units.records {
+            record.floor = record.floor.max(at);
+        }
+        self.space.floor = self.space.floor.max(at);
         self.space.compacted = at;
         self.space.compact_gaps(at);
         self.space.outbox.push(|| Logged::Compaction(at));

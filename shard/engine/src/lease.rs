@@ -259,27 +259,77 @@ impl LeaseTable {
             records.into_iter().map(|record| (record.id, record.state)).collect();
         let mut table = Self::new();
         for (id, state) in last {
-            let (granted_ttl_s, place) = match state {
-                LeaseState::Home { ttl_s, attached } => {
-                    let deadline = deadline_after(now, ttl_s);
-                    table.deadlines.insert((deadline, id));
-                    (ttl_s, Place::Home { deadline, due: deadline, attached: attached.into_iter().collect() })
-                }
-                LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: false }),
-                LeaseState::Handed { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: true }),
-                LeaseState::Handing { ttl_s, attached } => {
-                    table.handing.insert(id);
-                    (ttl_s, Place::Handing { attached: attached.into_iter().collect() })
-                }
-                LeaseState::Ended { attached } => {
-                    table.ended.insert(id, attached.into_iter().collect());
-                    continue;
-                }
-                LeaseState::Gone => continue,
-            };
-            table.live.insert(id, Lease { granted_ttl_s, place, keys: BTreeSet::new() });
+            table.set(now, id, state);
         }
         table
+    }
+
+    /// Adds a lease that is not in the table, with its whole TTL.
+    fn set(&mut self, now: MonoMillis, id: LeaseId, state: LeaseState) {
+        let (granted_ttl_s, place) = match state {
+            LeaseState::Home { ttl_s, attached } => {
+                let deadline = deadline_after(now, ttl_s);
+                self.deadlines.insert((deadline, id));
+                (ttl_s, Place::Home { deadline, due: deadline, attached: attached.into_iter().collect() })
+            }
+            LeaseState::Adopted { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: false }),
+            LeaseState::Handed { ttl_s, home } => (ttl_s, Place::Adopted { home, handed: true }),
+            LeaseState::Handing { ttl_s, attached } => {
+                self.handing.insert(id);
+                (ttl_s, Place::Handing { attached: attached.into_iter().collect() })
+            }
+            LeaseState::Ended { attached } => {
+                self.ended.insert(id, attached.into_iter().collect());
+                return;
+            }
+            LeaseState::Gone => return,
+        };
+        self.live.insert(id, Lease { granted_ttl_s, place, keys: BTreeSet::new() });
+    }
+
+    // ---- in a replica
+
+    /// Takes over the state of a lease. Its keys stay attached; those of a lease that is over are orphans until they are
+    /// deleted.
+    pub(crate) fn replicate(&mut self, now: MonoMillis, record: LeaseRecord) {
+        let LeaseRecord { id, state } = record;
+        let mut keys = self.orphans.remove(&id).unwrap_or_default();
+        if let Some(known) = self.live.remove(&id) {
+            if let Place::Home { due, .. } = known.place {
+                self.deadlines.remove(&(due, id));
+            }
+            keys.extend(known.keys);
+        }
+        self.handing.remove(&id);
+        self.ended.remove(&id);
+        self.set(now, id, state);
+        for key in keys {
+            self.restore_key(id, key);
+        }
+    }
+
+    /// Detaches a key, also from a lease that is over.
+    pub(crate) fn unlink(&mut self, id: LeaseId, key: &Key) {
+        if !self.detach_key(id, key)
+            && let Some(orphans) = self.orphans.get_mut(&id)
+        {
+            orphans.remove(key);
+            if orphans.is_empty() {
+                self.orphans.remove(&id);
+            }
+        }
+    }
+
+    /// Gives every lease whose home is here its whole TTL from now on.
+    pub(crate) fn renew(&mut self, now: MonoMillis) {
+        self.deadlines.clear();
+        for (id, lease) in &mut self.live {
+            if let Place::Home { deadline, due, .. } = &mut lease.place {
+                *deadline = deadline_after(now, lease.granted_ttl_s);
+                *due = *deadline;
+                self.deadlines.insert((*due, *id));
+            }
+        }
     }
 
     /// Attaches a recovered key to its lease, or adds it to the orphans if the lease has ended.

@@ -43,6 +43,8 @@ pub struct Recovered {
     /// The last modes; `None` = all Kinds are in mode `none`.
     pub modes: Option<KindModes>,
     pub gaps: Vec<KindGap>,
+    /// Whether it is a copy of a running engine, which has all of every Kind, rather than what logs have.
+    pub copied: bool,
     /// Records that the logs may lack.
     pub lost: Lost,
     /// A revision that no assigned or promised one reached: the ceiling of the clock (R2).
@@ -71,6 +73,7 @@ impl Default for Recovered {
             compacted: None,
             modes: None,
             gaps: Vec::new(),
+            copied: false,
             lost: Lost::default(),
             start: Revision::ZERO,
         }
@@ -82,6 +85,7 @@ impl Recovered {
     pub fn push(&mut self, logged: Logged) {
         match logged {
             Logged::Version(version) => self.versions.push(version),
+            Logged::Imported(imported) if imported.versions.is_empty() => self.dropped(imported.unit),
             Logged::Imported(imported) => self.imported.push(*imported),
             Logged::Lease(lease) => self.leases.push(*lease),
             Logged::Units(units) => self.units = Some(*units),
@@ -95,10 +99,35 @@ impl Recovered {
         }
     }
 
+    /// The other engine has dropped what it had of a unit.
+    fn dropped(&mut self, unit: u64) {
+        self.imported.retain(|known| known.unit != unit);
+        let Some(table) = &self.units else { return };
+        let stays = |version: &Version| table.given_away(version.key()) != Some(unit);
+        self.versions.retain(stays);
+        self.imported.iter_mut().for_each(|imported| imported.versions.retain(stays));
+    }
+
+    /// What a copy has of units that are not open: the other engine goes on from that if it takes such a unit over.
+    pub(crate) fn unopened(&self) -> Vec<Imported> {
+        let table = self.units.clone().unwrap_or_default();
+        let imported = self.imported.iter().filter(|imported| !table.has_opened(imported.unit));
+        let mut unopened: Vec<Imported> = imported.cloned().collect();
+        let all = self.versions.iter().chain(self.imported.iter().flat_map(|imported| &imported.versions));
+        for version in all {
+            if let Some(unit) = table.given_away(version.key()) {
+                unopened.push(Imported { unit, versions: vec![version.clone()] });
+            }
+        }
+        unopened
+    }
+
     /// The highest revision that this shard may have written or is known to have promised.
     pub(crate) fn highest(&self) -> Revision {
         let unkept = self.unkept.iter().map(|(_, version)| version);
-        let versions = self.versions.iter().chain(unkept).map(Version::mod_revision);
+        // Those of a start are below its ceiling.
+        let imported = self.imported.iter().filter(|_| self.copied).flat_map(|imported| &imported.versions);
+        let versions = self.versions.iter().chain(unkept).chain(imported).map(Version::mod_revision);
         let gaps = self.gaps.iter().map(|gap| gap.gap.until);
         let known = [self.compacted, self.lost.buffered, self.lost.fsync];
         // What was given away, or never taken over, may have the floor of a store whose clock is ahead (R3).
@@ -128,6 +157,17 @@ pub struct KindReplay {
 }
 
 impl KindReplay {
+    /// The replay of a Kind of which these are all versions, each with the number of its unit.
+    pub(crate) fn whole(
+        prefix: Key,
+        versions: Vec<(u64, Version)>,
+        (floor, compacted): (Revision, Revision),
+        units: Arc<UnitTable>,
+    ) -> Self {
+        let found = |(number, version)| Found { number, kept: true, version };
+        Self { prefix, versions: versions.into_iter().map(found).collect(), floor, compacted, units }
+    }
+
     /// The number of versions, as a measure of the work.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -172,7 +212,7 @@ pub(crate) fn by_kind(
     (floor, compacted): (Revision, Revision),
 ) -> Vec<KindReplay> {
     let units = Arc::new(recovered.units.clone().unwrap_or_default());
-    let unkept = std::mem::take(&mut recovered.unkept);
+    let (unkept, copied) = (std::mem::take(&mut recovered.unkept), recovered.copied);
     let mut kinds: Vec<KindReplay> = Vec::new();
     let mut known: HashMap<Key, usize> = HashMap::new();
     let mut add = |number: u64, version: Version, stopped: bool| {
@@ -187,7 +227,7 @@ pub(crate) fn by_kind(
             kinds.len() - 1
         });
         if let Some(kind) = kinds.get_mut(at) {
-            let kept = (modes.of(&kind.prefix) == Durability::None) == stopped;
+            let kept = copied || (modes.of(&kind.prefix) == Durability::None) == stopped;
             kind.versions.push(Found { number, kept, version });
         }
     };

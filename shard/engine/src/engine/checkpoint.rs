@@ -8,7 +8,7 @@ use kindred_partition_config::ids::{LeaseId, Revision};
 
 use super::Engine;
 use crate::{
-    durability::{LeaseRecord, Logged},
+    durability::{Imported, LeaseRecord, Logged},
     space::{Place, Walked},
 };
 
@@ -21,7 +21,9 @@ pub struct Walk(Stage);
 
 #[derive(Debug)]
 enum Stage {
-    Keys(Place),
+    /// First, because they may be placed among the keys meanwhile.
+    Imports(std::vec::IntoIter<Imported>, Walked),
+    Keys(Place, Walked),
     Unkept(Place),
     Leases(std::vec::IntoIter<LeaseId>),
     Rest,
@@ -32,7 +34,13 @@ impl Engine {
     /// Begins a walk. Everything that [`Engine::take_applied`] returns from now on must be logged behind the place from
     /// which this checkpoint will be replayed.
     pub fn checkpoint_begin(&mut self) -> Walk {
-        Walk(Stage::Keys(Place::default()))
+        Walk(Stage::Imports(self.imports.clone().into_iter(), Walked::Kept))
+    }
+
+    /// Begins a walk over everything, whatever the Kinds' modes, for a standby. What [`Engine::take_applied`] returns as
+    /// shipped from now on is to be sent behind.
+    pub fn copy_begin(&mut self) -> Walk {
+        Walk(Stage::Imports(self.imports.clone().into_iter(), Walked::All))
     }
 
     /// Begins a walk over what [`Engine::checkpoint_begin`] leaves out: the keys of Kinds in mode `none`. It serves a
@@ -50,8 +58,15 @@ impl Engine {
         mut give: impl FnMut(Logged),
     ) -> bool {
         match &mut walk.0 {
-            Stage::Keys(place) => {
-                if !self.space.walk_slice(place, Walked::Kept, max_keys, max_bytes, &mut give) {
+            Stage::Imports(imports, walked) => {
+                match imports.next() {
+                    Some(imported) => give(Logged::Imported(Box::new(imported))),
+                    None => walk.0 = Stage::Keys(Place::default(), *walked),
+                }
+                true
+            }
+            Stage::Keys(place, walked) => {
+                if !self.space.walk_slice(place, *walked, max_keys, max_bytes, &mut give) {
                     walk.0 = Stage::Leases(self.leases.known().into_iter());
                 }
                 true

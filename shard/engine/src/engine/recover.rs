@@ -7,7 +7,7 @@ use kindred_partition_config::{
 
 use super::{Engine, EngineConfig, MonoMillis, RevisionMode, WallMicros};
 use crate::{
-    durability::Logged,
+    durability::{Imported, Logged},
     lease::LeaseTable,
     recover::{KindReplay, Lost, Recovered, by_kind},
     space::RestoredKind,
@@ -24,6 +24,8 @@ pub struct Recovery {
     compacted: Revision,
     highest: Revision,
     imports: u64,
+    /// A copy's imports of units that are not opened.
+    unopened: Vec<Imported>,
     /// One replay per Kind, the largest first.
     pub kinds: Vec<KindReplay>,
 }
@@ -32,16 +34,18 @@ impl Recovery {
     /// Sorts the recovered records by Kind.
     #[must_use]
     pub fn new(config: EngineConfig, mut recovered: Recovered) -> Self {
+        recovered.lost.none_is_whole |= recovered.copied;
         let highest = recovered.highest();
         let modes = recovered.modes.take().unwrap_or_else(|| KindModes::all(Durability::None));
         let imports = recovered.imported.iter().map(|imported| imported.unit).max().unwrap_or(0);
+        let unopened = if recovered.copied { recovered.unopened() } else { Vec::new() };
         let began = began(&recovered.gaps);
         recovered.gaps.retain(|gap| Some(gap.gap.until) != began);
         let compacted = recovered.compacted.unwrap_or(Revision::ZERO);
         let floor = compacted.max(began.unwrap_or(compacted));
         let mut kinds = by_kind(&config.kinds, &mut recovered, &modes, (floor, compacted));
         kinds.sort_by_key(|kind| std::cmp::Reverse(kind.len()));
-        Self { config, recovered, modes, floor, compacted, highest, imports, kinds }
+        Self { config, recovered, modes, floor, compacted, highest, imports, unopened, kinds }
     }
 
     /// Builds the engine from the replayed Kinds. Refused when a recovered revision is further ahead than a clock could
@@ -52,16 +56,21 @@ impl Recovery {
         now: WallMicros,
         mono: MonoMillis,
     ) -> Result<Engine, ClockOffset> {
-        let Self { config, recovered, modes, floor, compacted, highest, imports, .. } = self;
+        let Self { config, recovered, modes, floor, compacted, highest, imports, unopened, .. } = self;
         let dense = config.revisions == RevisionMode::Dense;
-        let mut engine = Engine::new(config, now);
+        let copied = recovered.copied;
+        let mut engine = Engine::new(config, if copied { WallMicros(0) } else { now });
         let given = highest.max(recovered.start);
         engine.clock.recover(given)?;
         // The first revision shown must be readable, gaps end at it, and none that was lost may have been shown at or
         // above it. A clean stop leaves the very last revision, which the wall clock may still be behind.
-        let start = match engine.clock.promise(now) {
-            start if start > given || dense => start,
-            _ => engine.clock.assign(now),
+        let start = match copied {
+            // The other engine goes on from there.
+            true => given,
+            false => match engine.clock.promise(now) {
+                start if start > given || dense => start,
+                _ => engine.clock.assign(now),
+            },
         };
         let lost = durable_to(&recovered.lost, &modes, &restored);
         let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, start);
@@ -90,6 +99,7 @@ impl Recovery {
             space.outbox.push(|| Logged::Gap(Box::new(gap)));
         }
         engine.log_units();
+        engine.imports = unopened;
         engine.leases = LeaseTable::restore(mono, recovered.leases);
         for (lease, key) in leased {
             engine.leases.restore_key(lease, key);

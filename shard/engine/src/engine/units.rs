@@ -617,6 +617,7 @@ impl Engine {
                 self.watches.lost(id);
                 self.feeds.lost(id);
                 self.log_units();
+                self.space.outbox.dropped(id.0);
                 Ok(())
             }
             UnitState::Dropping | UnitState::Gone => Ok(()),

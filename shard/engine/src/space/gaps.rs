@@ -14,7 +14,7 @@ impl Space {
         &self.gaps
     }
 
-    pub(super) fn set_gaps(&mut self, gaps: Vec<KindGap>) {
+    pub(crate) fn set_gaps(&mut self, gaps: Vec<KindGap>) {
         self.gaps = gaps;
         for kind in &mut self.kinds {
             kind.gaps = gaps_of(&self.gaps, &kind.prefix);

@@ -401,6 +401,14 @@ impl Space {
         }
     }
 
+    /// Forgets raises, because everything shows the same revision.
+    pub(super) fn forget_raised(&mut self) {
+        self.dirty.clear();
+        for group in [Group::Fsync, Group::Received] {
+            self.waiting.of_mut(group).dirty.clear();
+        }
+    }
+
     /// Makes raises visible of Kinds without unpublished events.
     fn publish_raised(&mut self) {
         let waiting = [Group::Fsync, Group::Received]

@@ -1,13 +1,18 @@
-//! Restores the keyspaces after a restart.
+//! Restores the keyspaces after a restart, and those of a replica when its units change.
+
+use std::sync::Arc;
 
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::Key,
+    kind::Located,
 };
 
-use super::{Frontier, MISC, Space};
+use super::{Frontier, KindId, MISC, Space, walk::Place};
 use crate::{
+    durability::{DurableUnit, Imported, Logged, UnitTable},
     keyspace::Keyspace,
+    recover::KindReplay,
     types::{Durability, KindGap, KindModes},
     units::table::{UnitId, Units},
     version::Version,
@@ -43,6 +48,9 @@ impl RestoredKind {
     }
 }
 
+/// Keys with their leases.
+type Leased = Vec<(LeaseId, Key)>;
+
 impl Space {
     /// Installs the replayed Kinds, modes, units and gaps. Everything shows `start`.
     pub(crate) fn restore(
@@ -70,5 +78,142 @@ impl Space {
         }
         self.kinds[MISC.0].mode = self.modes.of(b"");
         self.set_gaps(gaps);
+    }
+
+    // ---- replicas
+
+    /// Shows this revision everywhere. Everything must be published.
+    pub(crate) fn begin_shown(&mut self, start: Revision) {
+        self.others = Frontier::at(start);
+        self.kinds.iter_mut().for_each(|kind| kind.frontier = Frontier::at(start));
+        self.forget_raised();
+    }
+
+    /// Takes over a table of units. Keys that belong to another keyspace by it than before are placed as a restart would
+    /// place them, the imported ones among them. Adds to these what is in units that are given away: the other engine
+    /// goes on from that if it takes such a unit back. Returns the keys with leases that were in the keyspaces concerned,
+    /// and those that are.
+    pub(crate) fn place_again(
+        &mut self,
+        table: &UnitTable,
+        imported: &mut Vec<Imported>,
+        again: Option<u64>,
+    ) -> (Leased, Leased) {
+        let homes = self.concerned(table, imported, again);
+        imported.extend(self.given_away(table));
+        let (mut before, mut found) = (Vec::new(), Vec::new());
+        for home in &homes {
+            found.push(self.numbered(*home, imported));
+            before.extend(self.leased(*home));
+        }
+        let used = self.units.next_id();
+        let mut units = Units::restore(table.clone());
+        units.next_is_above(UnitId(used.0.saturating_sub(1)));
+        for record in units.records.iter_mut().filter(|record| record.is_visible()) {
+            record.floor = record.floor.max(self.compacted);
+            record.gaps.retain(|gap| gap.until > self.compacted);
+        }
+        self.units = units;
+        self.count_gaps();
+        let (table, mut now) = (Arc::new(table.clone()), Vec::new());
+        for (home, versions) in homes.into_iter().zip(found) {
+            let prefix = self.kind(home).prefix.clone();
+            let floors = (self.floor, self.compacted);
+            let RestoredKind { keys, parts, leased, .. } =
+                KindReplay::whole(prefix, versions, floors, table.clone()).run();
+            let kind = self.kind_mut(home);
+            (kind.keys, kind.parts) = (keys, parts);
+            now.extend(leased);
+        }
+        (before, now)
+    }
+
+    /// What is in units that are given away by this table.
+    fn given_away(&self, table: &UnitTable) -> Vec<Imported> {
+        let gone = |number: u64| {
+            table.records.iter().any(|entry| entry.number == number && entry.state == DurableUnit::Gone)
+        };
+        let records = self.units.records.iter().filter(|record| record.is_visible() && gone(record.id.0));
+        let mut given = Vec::new();
+        for unit in records.map(|record| record.id) {
+            let mut give = |logged| match logged {
+                Logged::Version(version) => given.push(Imported { unit: unit.0, versions: vec![version] }),
+                Logged::Imported(some) => given.push(Imported { unit: unit.0, ..*some }),
+                // A walk of a keyspace gives no others.
+                _ => {}
+            };
+            for (home, _) in self.parts_of(unit) {
+                self.walk_space(&mut Place::of(home, Some(unit)), &mut give, |_, _| true);
+            }
+        }
+        given
+    }
+
+    /// The Kinds of which a key may belong to another keyspace by this table; creates those of imported keys.
+    fn concerned(&mut self, table: &UnitTable, imported: &[Imported], again: Option<u64>) -> Vec<KindId> {
+        let old = self.units.durable();
+        let places = |table: &UnitTable| {
+            let records = table.records.iter().map(|entry| {
+                let gone = entry.state == DurableUnit::Gone;
+                let sealed = matches!(entry.state, DurableUnit::Sealed { .. }).then_some(entry.state);
+                (entry.number, entry.by.unit.clone(), gone, sealed)
+            });
+            let layers = table.layers.iter().map(|layer| (layer.number, layer.unit.clone(), layer.fresh));
+            (records.collect::<Vec<_>>(), layers.collect::<Vec<_>>())
+        };
+        let ((records, layers), (old_records, old_layers)) = (places(table), places(&old));
+        let changed = records.iter().filter(|record| !old_records.contains(record));
+        let changed = changed.chain(old_records.iter().filter(|record| !records.contains(record)));
+        let layer = layers.iter().filter(|layer| !old_layers.contains(layer));
+        let layer = layer.chain(old_layers.iter().filter(|layer| !layers.contains(layer)));
+        let repeated = table.records.iter().filter(|entry| Some(entry.number) == again);
+        let units: Vec<_> = changed
+            .map(|(_, unit, ..)| unit)
+            .chain(layer.map(|(_, unit, _)| unit))
+            .chain(repeated.map(|entry| &entry.by.unit))
+            .cloned()
+            .collect();
+        if !units.is_empty() {
+            for version in imported.iter().flat_map(|imported| &imported.versions) {
+                if let Located::Object { kind } = self.scheme.locate(version.key()) {
+                    let kind = Key::copy_from(kind);
+                    self.open_kind(&kind);
+                }
+            }
+        }
+        let mut homes: Vec<KindId> = units.iter().flat_map(|unit| self.homes(&unit.range)).collect();
+        homes.sort_unstable();
+        homes.dedup();
+        homes
+    }
+
+    /// All versions of a Kind and of these imports in it, each with the number under which a log has it.
+    fn numbered(&self, home: KindId, imported: &[Imported]) -> Vec<(u64, Version)> {
+        let mut versions: Vec<(u64, Version)> = Vec::new();
+        let parts = self.kind(home).parts.iter().map(|(unit, _)| Some(*unit));
+        for unit in std::iter::once(None).chain(parts) {
+            let mut give = |logged| match logged {
+                Logged::Version(version) => versions.push((0, version)),
+                Logged::Imported(some) => {
+                    versions.extend(some.versions.into_iter().map(|version| (some.unit, version)));
+                }
+                // A walk of a keyspace gives no others.
+                _ => {}
+            };
+            self.walk_space(&mut Place::of(home, unit), &mut give, |_, _| true);
+        }
+        for Imported { unit, versions: some } in imported {
+            let ours = some.iter().filter(|version| self.home_of(version.key()) == Some(home));
+            versions.extend(ours.map(|version| (*unit, version.clone())));
+        }
+        versions
+    }
+
+    /// The live keys of a Kind that have a lease.
+    fn leased(&self, home: KindId) -> Leased {
+        let kind = self.kind(home);
+        let spaces = std::iter::once(&kind.keys).chain(kind.parts.iter().map(|(_, keys)| keys));
+        let live = spaces.flat_map(|keys| keys.objects().filter_map(|object| object.live()));
+        live.filter_map(|version| Some((version.lease_id()?, Key::copy_from(version.key())))).collect()
     }
 }

@@ -20,6 +20,13 @@ pub(crate) struct Place {
     after: Option<Key>,
 }
 
+impl Place {
+    /// The beginning of a keyspace.
+    pub(super) fn of(kind: KindId, unit: Option<UnitId>) -> Self {
+        Self { kind: kind.0, unit, after: None }
+    }
+}
+
 /// Selects the keyspaces of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Walked {
@@ -28,6 +35,8 @@ pub(crate) enum Walked {
     /// Those of Kinds that a start would not find in the logs: Kinds of mode `none`, and Kinds whose new mode waits for
     /// its checkpoint.
     Unkept,
+    /// All that were not dropped.
+    All,
 }
 
 impl Space {
@@ -71,8 +80,9 @@ impl Space {
         let state = at.unit.and_then(|unit| self.units.get(unit)).map(|record| record.state);
         match state {
             Some(UnitState::Dropping | UnitState::Gone) => false,
-            Some(UnitState::Following { .. }) => walked == Walked::Kept,
+            Some(UnitState::Following { .. }) => walked != Walked::Unkept,
             _ => match walked {
+                Walked::All => true,
                 Walked::Kept => self.kind(KindId(at.kind)).mode != Durability::None,
                 Walked::Unkept => self.mode_at_start(&self.kind(KindId(at.kind)).prefix) == Durability::None,
             },
@@ -80,7 +90,7 @@ impl Space {
     }
 
     /// Gives the records of one keyspace until `goes_on` returns false. Returns whether the keyspace was finished.
-    fn walk_space(
+    pub(super) fn walk_space(
         &self,
         at: &mut Place,
         give: &mut impl FnMut(Logged),

@@ -1,7 +1,7 @@
 //! Units that move between three engines, compared with a reference that keeps every event and never moves anything.
 //! There are random writes, leases, compactions and garbage collections, while ranges and ring buckets are tracked, copied,
 //! followed, frozen, opened, reversed and dropped at random points. After every few steps all histories, reads, counts,
-//! watches and digests are compared.
+//! watches and digests are compared. Each engine has a standby, which is compared with it now and then.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +11,7 @@ mod client;
 mod moving;
 mod random;
 mod reference;
+mod standby;
 mod world;
 
 use crate::world::World;

@@ -18,6 +18,7 @@ use crate::{
     moving::Move,
     random::Random,
     reference::{Reference, Wrote},
+    standby::Standby,
 };
 
 /// The keys at which the map may cut.
@@ -79,6 +80,7 @@ pub struct World {
     pub reads: Vec<crate::check::SlowRead>,
     pub rests: Vec<crate::check::Rest>,
     pub keys: Vec<String>,
+    pub standbys: Vec<Standby>,
     values: u64,
     young_at: usize,
 }
@@ -88,7 +90,11 @@ fn engine(slot: usize, now: WallMicros) -> Engine {
     let revisions = RevisionMode::Hlc(slot);
     let kinds = KindScheme::default();
     let config = EngineConfig { revisions, kinds, max_clock_offset_micros: 10_000_000, min_lease_ttl_s: 2 };
-    Engine::new(config, now)
+    let mut engine = Engine::new(config, now);
+    // All changes are shipped to a standby.
+    engine.log_changes();
+    engine.ship(true);
+    engine
 }
 
 fn all_keys() -> Vec<String> {
@@ -163,6 +169,7 @@ impl World {
             reads: Vec::new(),
             rests: Vec::new(),
             keys: all_keys(),
+            standbys: Vec::new(),
             values: 0,
             young_at,
         }
@@ -277,6 +284,7 @@ impl World {
             10 => self.client_steps(),
             11 => self.tick(),
             12 => self.slow(),
+            13 => self.standby_steps(),
             _ => self.move_steps(),
         }
         if self.at.is_multiple_of(4) {
@@ -290,7 +298,7 @@ impl World {
             engines.extend(self.write());
         }
         for e in engines {
-            self.engines[e].publish();
+            self.publish(e);
         }
     }
 
@@ -419,7 +427,7 @@ impl World {
                     Err(EngineError::NotOwned(NotOwned { epoch: Epoch::NONE, .. })) => continue,
                     Err(other) => panic!("{other}"),
                 };
-                self.engines[e].publish();
+                self.publish(e);
                 let text = |key: &Key| String::from_utf8(key.to_vec()).expect("text");
                 let keys: Vec<_> = keys.iter().map(|key| (text(key), None)).collect();
                 if !keys.is_empty() {
@@ -485,5 +493,6 @@ impl World {
         }
         self.client_steps();
         self.check();
+        self.standbys_take_over();
     }
 }

@@ -101,13 +101,16 @@ struct Checkpoint {
 pub struct World {
     pub engine: Engine,
     revisions: RevisionMode,
-    modes: KindModes,
+    pub modes: KindModes,
     batches: Vec<Batch>,
     walk: Option<(Walk, Vec<Logged>, usize)>,
     checkpoint: Option<Checkpoint>,
     now: WallMicros,
     /// Whether a Kind of mode `none` was written.
     wrote_unkept: bool,
+    /// All that was shipped to standbys, and what they have not been given yet.
+    pub shipped: Vec<Logged>,
+    pub unsent: Vec<Logged>,
 }
 
 fn written(op: &Op, keys: &mut Vec<Key>) {
@@ -131,7 +134,7 @@ pub fn mode_of(modes: &KindModes, key: &[u8]) -> Durability {
     }
 }
 
-const MONO: MonoMillis = MonoMillis(1_000);
+pub const MONO: MonoMillis = MonoMillis(1_000);
 
 impl World {
     pub fn new(revisions: RevisionMode, modes: KindModes) -> Self {
@@ -140,7 +143,9 @@ impl World {
         engine.log_changes();
         engine.set_modes(modes.clone()).expect("nothing is written");
         let (batches, walk, checkpoint, wrote_unkept) = (Vec::new(), None, None, false);
-        let mut world = Self { engine, revisions, modes, batches, walk, checkpoint, now, wrote_unkept };
+        let (shipped, unsent) = (Vec::new(), Vec::new());
+        let mut world =
+            Self { engine, revisions, modes, batches, walk, checkpoint, now, wrote_unkept, shipped, unsent };
         // The first records are on disk before anything is served.
         world.log();
         world
@@ -198,6 +203,11 @@ impl World {
         });
         self.engine.publish();
         self.engine.publish_fsync(applied.mark);
+        self.engine.publish_received(applied.mark);
+        for (_, logged) in applied.shipped {
+            self.shipped.push(logged.clone());
+            self.unsent.push(logged);
+        }
     }
 
     fn walk(&mut self, keys: usize) {
@@ -268,7 +278,7 @@ impl World {
         assert_eq!(hash(&mut self.engine), hash(&mut before));
     }
 
-    fn all(&self) -> Vec<Logged> {
+    pub fn all(&self) -> Vec<Logged> {
         self.batches.iter().flat_map(|batch| batch.buffered.iter().chain(&batch.fsync)).cloned().collect()
     }
 

@@ -144,6 +144,22 @@ impl UnitTable {
         (number == 0).then_some(place)
     }
 
+    /// The number of the unit of a key that was given away.
+    pub(crate) fn given_away(&self, key: &[u8]) -> Option<u64> {
+        let deciding = self.records.iter().rfind(|entry| entry.by.unit.contains(key))?;
+        (deciding.state == DurableUnit::Gone).then_some(deciding.number)
+    }
+
+    /// Whether imports under this number are placed for good, because their unit is open here. The number of a unit that
+    /// was given away counts again when it is imported again.
+    pub(crate) fn has_opened(&self, number: u64) -> bool {
+        match self.records.iter().find(|entry| entry.number == number).map(|entry| entry.state) {
+            Some(DurableUnit::Sealed { .. } | DurableUnit::Gone) => false,
+            Some(_) => true,
+            None => self.layers.iter().any(|layer| layer.number == number),
+        }
+    }
+
     /// Whether this store wrote a version that was logged under `number`, and did not import it.
     pub(crate) fn is_own(&self, number: u64, key: &[u8], at: Revision) -> bool {
         let is_sealed =

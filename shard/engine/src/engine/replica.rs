@@ -1,0 +1,137 @@
+//! A replica: an engine that executes nothing itself. It takes over, in order, what another engine has applied
+//! ([`Applied::shipped`](crate::durability::Applied::shipped)), logs it by its own modes, and can go on in the other's
+//! place at any time, without a replay (R18).
+//!
+//! It begins as an engine recovered from a copy of the other one ([`Engine::copy_begin`]).
+
+use kindred_partition_config::{
+    ids::{LeaseId, Revision},
+    key::Key,
+};
+
+use super::{Engine, MonoMillis, RevisionMode, WallMicros};
+use crate::{
+    durability::{DurableUnit, Imported, Logged, UnitTable},
+    types::{ClockOffset, KindModes},
+    units::table::UnitId,
+    version::Version,
+};
+
+impl Engine {
+    /// Takes over a record of the other engine. Returns modes that the caller sets when both logs are flushed, as it does
+    /// with those that a router asks for. An empty import tells that imports of this unit do not count any more.
+    ///
+    /// # Errors
+    /// When a revision is one that no clock could have assigned.
+    pub fn replicate(&mut self, mono: MonoMillis, logged: Logged) -> Result<Option<KindModes>, ClockOffset> {
+        match logged {
+            Logged::Version(version) => self.replicate_version(version)?,
+            Logged::Lease(record) => {
+                self.space.outbox.push(|| Logged::Lease(record.clone()));
+                self.leases.replicate(mono, *record);
+            }
+            Logged::Compaction(at) => self.replicate_compaction(at)?,
+            Logged::Modes(modes) => return Ok(Some(*modes)),
+            Logged::Gap(gap) => {
+                let mut gaps = self.space.kind_gaps().to_vec();
+                gaps.push((*gap).clone());
+                self.space.set_gaps(gaps);
+                self.space.outbox.push(|| Logged::Gap(gap));
+            }
+            Logged::Units(table) => self.replicate_units(*table),
+            Logged::Imported(imported) if imported.versions.is_empty() => {
+                self.imports.retain(|known| known.unit != imported.unit);
+            }
+            Logged::Imported(imported) => self.replicate_import(*imported)?,
+        }
+        Ok(None)
+    }
+
+    fn replicate_version(&mut self, version: Version) -> Result<(), ClockOffset> {
+        self.clock.recover(version.mod_revision())?;
+        let key = Key::copy_from(version.key());
+        let lease = version.lease_id();
+        let before = self.space.write(version).and_then(|before| before.lease_id());
+        if before != lease {
+            self.relink(before.map(|id| (id, key.clone())), lease.map(|id| (id, key)));
+        }
+        Ok(())
+    }
+
+    /// Detaches keys from their leases, and attaches others.
+    fn relink(
+        &mut self,
+        before: impl IntoIterator<Item = (LeaseId, Key)>,
+        now: impl IntoIterator<Item = (LeaseId, Key)>,
+    ) {
+        for (id, key) in before {
+            self.leases.unlink(id, &key);
+        }
+        for (id, key) in now {
+            self.leases.restore_key(id, key);
+        }
+    }
+
+    fn replicate_compaction(&mut self, at: Revision) -> Result<(), ClockOffset> {
+        self.clock.recover(at)?;
+        if at <= self.space.compacted {
+            return Ok(());
+        }
+        let everything = self.space.everything();
+        self.space.raise_applied(&everything, at);
+        self.compacted_to(at);
+        self.unpinned = true;
+        Ok(())
+    }
+
+    fn replicate_import(&mut self, imported: Imported) -> Result<(), ClockOffset> {
+        let highest = imported.versions.iter().map(Version::mod_revision).max();
+        self.clock.recover(highest.unwrap_or(Revision::ZERO))?;
+        let unit = imported.unit;
+        self.space.outbox.imported(unit, imported.versions.clone());
+        self.imports.push(imported);
+        self.space.units.next_is_above(UnitId(unit));
+        let table = self.space.units.durable();
+        let is_sealed = |state| matches!(state, DurableUnit::Sealed { .. });
+        if table.records.iter().any(|entry| entry.number == unit && is_sealed(entry.state)) {
+            // It repeats an import that is sealed.
+            self.place_again(table, Some(unit));
+        }
+        Ok(())
+    }
+
+    fn replicate_units(&mut self, table: UnitTable) {
+        self.space.outbox.push(|| Logged::Units(Box::new(table.clone())));
+        self.place_again(table, None);
+    }
+
+    /// Takes over a table of units, and puts each key where it then belongs. `again` names a unit of which there is
+    /// more than was placed.
+    fn place_again(&mut self, table: UnitTable, again: Option<u64>) {
+        let (before, now) = self.space.place_again(&table, &mut self.imports, again);
+        self.relink(before, now);
+        // What is sealed can be taken back, so its imports are kept until the unit is opened or dropped.
+        self.imports.retain(|imported| !table.has_opened(imported.unit));
+    }
+
+    /// Goes on in the place of the other engine, with revisions above `above`, its ceiling (R2). Everything taken over
+    /// must be published. Leases have their whole time again.
+    ///
+    /// # Errors
+    /// When the ceiling is one that no clock could have had; then nothing has changed.
+    pub fn promote(&mut self, above: Revision, now: WallMicros, mono: MonoMillis) -> Result<(), ClockOffset> {
+        debug_assert!(self.space.first_unpublished().is_none(), "all that was taken over is published");
+        let given = self.clock.last().max(above);
+        self.clock.recover(given)?;
+        let dense = self.config.revisions == RevisionMode::Dense;
+        let start = match self.clock.promise(now) {
+            start if start > given || dense => start,
+            _ => self.clock.assign(now),
+        };
+        // Imports that were never sealed are copied again (R15).
+        self.imports.clear();
+        self.space.begin_shown(start);
+        self.leases.renew(mono);
+        Ok(())
+    }
+}
