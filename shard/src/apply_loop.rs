@@ -12,7 +12,11 @@ use std::time::Duration;
 use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::{core::Core, durability::Logs};
+use crate::{
+    core::Core,
+    durability::Logs,
+    standby::shipping::{Control, Shipping},
+};
 
 pub mod call;
 mod machine;
@@ -26,6 +30,8 @@ use self::{machine::Machine, pending::Pending, requests::Requests};
 
 /// Requests that may wait in the queue; more senders wait for room.
 const QUEUE_MAX: usize = 4096;
+/// What may wait of standbys' connections; more wait for room.
+const CONTROLS_MAX: usize = 256;
 /// Maximum requests of a batch.
 const BATCH_MAX: usize = 256;
 /// A batch ends after about this time, so that its last request does not delay its first.
@@ -35,17 +41,30 @@ const BATCH_TIME_MAX: Duration = Duration::from_micros(200);
 pub(crate) fn spawn(
     core: Core,
     logs: Logs,
+    shipping: Shipping,
     progress_interval: Duration,
     stop: CancellationToken,
-) -> (mpsc::Sender<Request>, Refusing, JoinHandle<()>) {
-    let (sender, refusing, apply_loop) = ApplyLoop::new(core, logs, progress_interval);
-    (sender, refusing, tokio::spawn(apply_loop.run(stop)))
+) -> (Senders, JoinHandle<()>) {
+    let (senders, apply_loop) = ApplyLoop::new(core, logs, shipping, progress_interval);
+    (senders, tokio::spawn(apply_loop.run(stop)))
 }
 
-/// The state machine and its queue.
+/// The ways to the loop.
+#[derive(Clone)]
+pub(crate) struct Senders {
+    pub(crate) requests: mpsc::Sender<Request>,
+    /// Read before requests, also while these wait.
+    pub(crate) controls: mpsc::Sender<Control>,
+    pub(crate) refusing: Refusing,
+}
+
+/// The state machine and its queues.
 pub struct ApplyLoop {
     machine: Machine,
     requests: Requests,
+    controls: mpsc::Receiver<Control>,
+    /// A request that was read when no request could be executed any more.
+    held: Option<Request>,
 }
 
 impl ApplyLoop {
@@ -53,20 +72,40 @@ impl ApplyLoop {
     pub(crate) fn new(
         core: Core,
         logs: Logs,
+        shipping: Shipping,
         progress_interval: Duration,
-    ) -> (mpsc::Sender<Request>, Refusing, Self) {
-        let (sender, requests) = mpsc::channel(QUEUE_MAX);
-        let machine = Machine::new(core, logs, progress_interval, BATCH_MAX);
-        (sender, machine.refusing(), Self { machine, requests: Requests::new(requests) })
+    ) -> (Senders, Self) {
+        let (requests, read_requests) = mpsc::channel(QUEUE_MAX);
+        let (controls, read_controls) = mpsc::channel(CONTROLS_MAX);
+        let machine = Machine::new(core, logs, shipping, progress_interval, BATCH_MAX);
+        let senders = Senders { requests, controls, refusing: machine.refusing() };
+        let requests = Requests::new(read_requests);
+        (senders, Self { machine, requests, controls: read_controls, held: None })
     }
 
     async fn run(mut self, stop: CancellationToken) {
         let changed = self.machine.logs.changed();
         loop {
             let wake_at = self.machine.next_timer();
+            let takes = self.machine.takes_requests(Instant::now());
+            if self.requests.is_closed() && self.machine.answers_nothing(Instant::now()) {
+                // The standbys do not let it answer, and it ends: what waits is dropped, which answers it.
+                break;
+            }
+            if takes && let Some(held) = self.held.take() {
+                self.batch(held);
+            }
             let began = tokio::select! {
                 biased;
-                request = self.requests.recv(), if self.machine.takes_requests() => match request {
+                Some(control) = self.controls.recv() => {
+                    let now = Instant::now();
+                    self.machine.control(now, control);
+                    while let Ok(control) = self.controls.try_recv() {
+                        self.machine.control(now, control);
+                    }
+                    now
+                }
+                request = self.requests.recv(), if takes && self.held.is_none() => match request {
                     Some(request) => self.batch(request),
                     None => break,
                 },
@@ -88,14 +127,18 @@ impl ApplyLoop {
     /// Executes the waiting requests. Returns when it began.
     fn batch(&mut self, first: Request) -> Instant {
         let began = Instant::now();
-        self.machine.execute(began, first);
-        while self.machine.batch_len() < BATCH_MAX && self.machine.takes_requests() {
+        let mut next = Some(first);
+        while let Some(request) = next.take().or_else(|| self.requests.try_recv().ok()) {
+            // The time is read behind the request: it is executed as of that time.
             let now = Instant::now();
-            if now.duration_since(began) >= BATCH_TIME_MAX {
+            if !self.machine.takes_requests(now) {
+                self.held = Some(request);
                 break;
             }
-            let Ok(request) = self.requests.try_recv() else { break };
             self.machine.execute(now, request);
+            if self.machine.batch_len() >= BATCH_MAX || now.duration_since(began) >= BATCH_TIME_MAX {
+                break;
+            }
         }
         self.machine.metrics.batch(self.machine.batch_len(), began.elapsed());
         began
@@ -105,9 +148,12 @@ impl ApplyLoop {
     /// Returns whether it read that many.
     pub fn turn(&mut self, requests_max: usize) -> bool {
         let now = self.machine.core.clock.now();
+        while let Ok(control) = self.controls.try_recv() {
+            self.machine.control(now, control);
+        }
         let mut read = 0;
         while read < requests_max
-            && self.machine.takes_requests()
+            && self.machine.takes_requests(now)
             && let Ok(request) = self.requests.try_recv()
         {
             self.machine.execute(now, request);

@@ -9,10 +9,10 @@ use kindred_partition_config::{
     kind::{DEFAULT_ETCD_PREFIX, KindScheme},
 };
 use kindred_transport::{
-    address::ListenAddr,
+    address::{Endpoint, ListenAddr},
     admin::AdminArgs,
     network::Network,
-    tls::ServerTlsArgs,
+    tls::{ServerTlsArgs, StandbyTlsArgs},
     who::{Routers, Secret},
 };
 use serde::Deserialize;
@@ -38,6 +38,9 @@ pub struct Args {
     /// TLS towards clients and routers.
     #[command(flatten)]
     pub tls: ServerTlsArgs,
+    /// TLS towards the primary, at a standby.
+    #[command(flatten)]
+    pub standby_tls: StandbyTlsArgs,
     /// Who may ask the admin port.
     #[command(flatten)]
     pub admin: AdminArgs,
@@ -115,6 +118,11 @@ pub struct Options {
     /// For tests of wrong clocks: set the wall clock wrong by this much (`1h`, `-30s`).
     #[arg(long, value_name = "DURATION", hide = true, allow_hyphen_values = true)]
     pub wall_clock_offset: Option<String>,
+    /// Be a standby of the shard at this URL: take over all that it executes, serve nothing, and be ready to go on in its
+    /// place. Needs a --data-dir of its own, and the --name, --slot and --cluster-secret-file of that shard. Without effect
+    /// once it was promoted.
+    #[arg(long, value_name = "URL")]
+    pub standby_of: Option<String>,
     /// kube-apiserver's --etcd-prefix [default: /registry].
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -184,6 +192,11 @@ pub struct Settings {
     pub in_cluster: bool,
     pub routers: Routers,
     pub insecure_listen: bool,
+    /// The primary to follow.
+    pub standby_of: Option<Endpoint>,
+    /// What a standby shows to its primary.
+    pub secret: Option<Secret>,
+    pub standby_tls: StandbyTlsArgs,
     pub wall_clock_offset_micros: i64,
     pub etcd_prefix: String,
     pub request_bytes_max: usize,
@@ -250,7 +263,7 @@ impl Settings {
     /// Lists everything that is wrong.
     pub fn resolve(args: Args) -> Result<Self, ConfigErrors> {
         let mut errors = Errors::default();
-        let Args { options, mut tls, mut admin, config } = args;
+        let Args { options, mut tls, standby_tls, mut admin, config } = args;
         let options = match config.map(|path| read_file(path, &mut tls, &mut admin)) {
             None => options,
             Some(Ok(file)) => options.or(file),
@@ -259,7 +272,7 @@ impl Settings {
                 options
             }
         };
-        match options.check(tls, admin, &mut errors) {
+        match options.check(tls, standby_tls, admin, &mut errors) {
             Some(settings) if errors.is_empty() => Ok(settings),
             Some(_) | None => Err(ConfigErrors(errors)),
         }
@@ -289,6 +302,7 @@ impl Options {
             router_names: self.router_names.or(file.router_names),
             insecure_listen: self.insecure_listen || file.insecure_listen,
             wall_clock_offset: self.wall_clock_offset.or(file.wall_clock_offset),
+            standby_of: self.standby_of.or(file.standby_of),
             etcd_prefix: self.etcd_prefix.or(file.etcd_prefix),
             max_request_bytes: self.max_request_bytes.or(file.max_request_bytes),
             max_txn_ops: self.max_txn_ops.or(file.max_txn_ops),
@@ -324,6 +338,7 @@ impl Options {
     fn check(
         self,
         tls: ServerTlsArgs,
+        standby_tls: StandbyTlsArgs,
         admin: AdminArgs,
         errors: &mut Errors<FieldError>,
     ) -> Option<Settings> {
@@ -350,7 +365,19 @@ impl Options {
                 ));
             }
         }
+        let secret = self
+            .cluster_secret_file
+            .as_ref()
+            .and_then(|path| Secret::read("--cluster-secret-file", path).ok());
         let routers = self.routers(&tls, errors);
+        let standby_of = self.standby_of.as_deref().map(str::parse::<Endpoint>).transpose();
+        let standby_of = errors.or(in_field("standby-of", standby_of), None);
+        if standby_of.is_some() && self.data_dir.is_none() {
+            errors.push(wrong(
+                "standby-of",
+                "a standby keeps what it takes over: give it a --data-dir of its own",
+            ));
+        }
         let admin_listen = self.admin_listen.as_deref().map_or_else(|| Ok(stand_in()), str::parse);
         let interval =
             self.watch_progress_notify_interval.as_deref().map_or(Ok(Duration::from_secs(5)), parse_duration);
@@ -359,6 +386,12 @@ impl Options {
         let offset = self.wall_clock_offset.as_deref().map_or(Ok(0), signed_micros);
         let revisions =
             errors.or(in_field("revisions", revisions(self.revisions.as_deref())), Revisions::Hlc);
+        if standby_of.is_some() && revisions == Revisions::Dense {
+            errors.push(wrong(
+                "standby-of",
+                "dense revisions are for a shard alone; leave out --revisions dense",
+            ));
+        }
         if self.in_cluster && revisions == Revisions::Dense {
             errors.push(wrong(
                 "in-cluster",
@@ -401,6 +434,9 @@ impl Options {
             in_cluster: self.in_cluster,
             routers,
             insecure_listen: self.insecure_listen,
+            standby_of,
+            secret,
+            standby_tls,
             wall_clock_offset_micros: errors.or(in_field("wall-clock-offset", offset), 0),
             etcd_prefix: prefix,
             request_bytes_max: usize::try_from(bytes).unwrap_or(usize::MAX),

@@ -40,11 +40,13 @@ mod leases;
 mod load;
 pub mod meet;
 pub mod modes;
+mod replica;
 mod units;
 
 pub use self::disk::{CheckpointWaiter, Disk, LogState};
 pub(crate) use self::later::{AfterPublish, Later, LoggedModes, WhenDurable};
 pub use self::later::{Answer, Taken};
+pub use self::replica::Replica;
 use self::{leases::EndedWatcher, load::Written};
 
 /// A read of up to this many keys is answered in one turn.
@@ -188,6 +190,8 @@ pub struct Core {
     pub opens_at: WallMicros,
     /// Whether it has begun to serve.
     pub opened: bool,
+    /// At a standby, which executes nothing itself: what it takes over.
+    pub replica: Option<Replica>,
     /// Whether there are logs.
     pub keeps: bool,
     collecting: bool,
@@ -232,6 +236,7 @@ impl Core {
             found_nothing: true,
             opens_at: WallMicros(0),
             opened,
+            replica: None,
             keeps: false,
             collecting: false,
             gc_waiters: Vec::new(),

@@ -23,11 +23,11 @@ pub mod waiting;
 
 use std::sync::Arc;
 
-use kindred_engine::engine::Engine;
+use kindred_engine::{durability::Applied, engine::Engine};
 use kindred_partition_config::ids::Revision;
 use tokio::{sync::Notify, time::Instant};
 
-use crate::core::Core;
+use crate::{core::Core, standby::shipping::Shipping};
 
 use self::{disk_logs::DiskLogs, status::DurabilityStatus};
 
@@ -54,15 +54,12 @@ impl Logs {
         }
     }
 
-    /// Hands over what was applied since the last call.
-    pub fn append(&mut self, engine: &mut Engine) {
+    /// Hands over what was applied, which was shipped up to a position.
+    pub fn append(&mut self, engine: &mut Engine, applied: Applied, shipped: u64) {
         match self {
             // The records are dropped.
-            Self::Memory(_) => {
-                let applied = engine.take_applied();
-                engine.publish_fsync(applied.mark);
-            }
-            Self::OnDisk(logs) => logs.append(engine),
+            Self::Memory(_) => engine.publish_fsync(applied.mark),
+            Self::OnDisk(logs) => logs.append(applied, shipped),
         }
     }
 
@@ -112,11 +109,20 @@ impl Logs {
         }
     }
 
+    /// Whether everything is on disk and published, and the ceiling on disk is above this one; if not, hurries that.
+    pub fn is_whole_above(&mut self, ceiling: Revision) -> bool {
+        match self {
+            Self::Memory(_) => true,
+            Self::OnDisk(logs) => logs.is_whole_above(ceiling),
+        }
+    }
+
     /// Handles what the threads completed: publishes, raises the ceiling, and notes whether the logs take writes.
-    pub fn settle(&mut self, core: &mut Core) {
+    /// Of what is shipped, only what the standbys have is published (R18).
+    pub fn settle(&mut self, core: &mut Core, shipping: &mut Shipping) {
         match self {
             Self::Memory(_) => {}
-            Self::OnDisk(logs) => logs.settle(core),
+            Self::OnDisk(logs) => logs.settle(core, shipping),
         }
     }
 

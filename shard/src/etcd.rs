@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use self::door::Door;
-use crate::{encode::ServerIds, etcd_status::KvError, handle::Handle};
+use crate::{encode::ServerIds, etcd_status::KvError, handle::Handle, standby::membership::Membership};
 
 /// The state that all services of this member share.
 #[derive(Clone)]
@@ -41,6 +41,8 @@ pub struct MemberInner {
     pub quota_bytes: u64,
     /// In a cluster, false until a handshake has confirmed the clock (R3); then true for good.
     pub serves: AtomicBool,
+    /// This process as a member of its store.
+    pub membership: Arc<Membership>,
     /// Decides who may make which calls.
     pub door: Door,
     /// Cancelled when the process stops; streams then end as Unavailable.
@@ -60,10 +62,16 @@ impl Member {
         Self(Arc::new(inner))
     }
 
-    /// Whether calls other than the handshake are answered (R3).
+    /// Whether calls other than the handshake and those about roles are answered (R3, R19).
     #[must_use]
     pub fn is_serving(&self) -> bool {
-        self.serves.load(Ordering::Acquire)
+        self.serves.load(Ordering::Acquire) && self.membership.serves()
+    }
+
+    /// Why it serves nothing.
+    #[must_use]
+    pub fn serves_not(&self) -> KvError {
+        if self.membership.serves() { KvError::AwaitsClock } else { KvError::NotPrimary }
     }
 
     /// The largest gRPC message that is read.

@@ -38,6 +38,9 @@ pub enum KvError {
     /// No handshake has confirmed the clock of this shard in a cluster yet (R3); nothing was executed.
     #[error("waiting for a router to confirm this store's clock (R3)")]
     AwaitsClock,
+    /// Another member of this store serves, or is to; nothing was executed.
+    #[error("this member is not the primary of its store")]
+    NotPrimary,
     /// The disk is too slow or refuses, and the request must wait for it; nothing was executed.
     #[error("waiting for the disk of --data-dir")]
     DiskWait,
@@ -91,6 +94,7 @@ pub fn etcd_error(error: &KvError) -> Option<EtcdError> {
         KvError::NotOwned(_)
         | KvError::Unit(_)
         | KvError::AwaitsClock
+        | KvError::NotPrimary
         | KvError::DiskWait
         | KvError::Malformed(_)
         | KvError::Unsupported { .. } => return None,
@@ -114,6 +118,10 @@ pub fn status(error: &KvError) -> Status {
         }
         KvError::Engine(EngineError::Ceiling { .. }) => {
             let waiting_for = "the disk to take a higher clock ceiling (R2)".to_owned();
+            kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for })
+        }
+        KvError::NotPrimary => {
+            let waiting_for = "a call that makes this member the primary of its store (R19)".to_owned();
             kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for })
         }
         KvError::AwaitsClock => {

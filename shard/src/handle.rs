@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     apply_loop::{
-        self, ApplyLoop, Batched, Raise, Refusing, Request, Respond,
+        self, ApplyLoop, Batched, Raise, Refusing, Request, Respond, Senders,
         call::{self, Call, CoreCall, To},
     },
     core::{
@@ -33,6 +33,7 @@ use crate::{
     etcd_status::KvError,
     read,
     read_hints::ReadHints,
+    standby::shipping::{Control, Shipping},
 };
 
 /// Ended leases that may wait for a listener. One that is further behind asks again.
@@ -42,6 +43,7 @@ const ENDED_MAX: usize = 1024;
 #[derive(Clone)]
 pub struct Handle {
     requests: mpsc::Sender<Request>,
+    controls: mpsc::Sender<Control>,
     refusing: Refusing,
 }
 
@@ -49,21 +51,32 @@ pub struct Handle {
 pub fn spawn(
     core: Core,
     logs: Logs,
+    shipping: Shipping,
     progress_interval: Duration,
     stop: CancellationToken,
 ) -> (Handle, JoinHandle<()>) {
-    let (requests, refusing, apply_loop) = apply_loop::spawn(core, logs, progress_interval, stop);
-    (Handle { requests, refusing }, apply_loop)
+    let (senders, apply_loop) = apply_loop::spawn(core, logs, shipping, progress_interval, stop);
+    (Handle::of(senders), apply_loop)
 }
 
 /// A loop that the caller takes through its turns, in place of [`spawn`].
 #[must_use]
 pub fn unspawned(core: Core, logs: Logs, progress_interval: Duration) -> (Handle, ApplyLoop) {
-    let (requests, refusing, apply_loop) = ApplyLoop::new(core, logs, progress_interval);
-    (Handle { requests, refusing }, apply_loop)
+    let (senders, apply_loop) = ApplyLoop::new(core, logs, Shipping::alone(), progress_interval);
+    (Handle::of(senders), apply_loop)
 }
 
 impl Handle {
+    fn of(senders: Senders) -> Self {
+        let Senders { requests, controls, refusing } = senders;
+        Self { requests, controls, refusing }
+    }
+
+    /// Tells the loop something of standbys, which it does before all requests. False when it has ended.
+    pub async fn control(&self, control: Control) -> bool {
+        self.controls.send(control).await.is_ok()
+    }
+
     /// A description of the requests that the shard refuses, and why; `None` if it refuses none.
     #[must_use]
     pub fn refuses(&self) -> Option<&'static str> {
@@ -85,6 +98,11 @@ impl Handle {
     pub(crate) async fn batch(&self, ops: Vec<Batched>) {
         // On an error the operations are dropped, which answers them.
         let _ = self.requests.send(Request::Batch(ops)).await;
+    }
+
+    /// Hands to the loop what a primary has shipped. False when it has ended.
+    pub(crate) async fn replicate(&self, replicate: call::Replicate) -> bool {
+        self.requests.send(Request::Call(unanswered(replicate))).await.is_ok()
     }
 
     /// Makes a call; the answer comes once its batch is visible, and what it changed as durable as it must be.

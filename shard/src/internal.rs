@@ -32,7 +32,7 @@ use crate::{
 pub mod batch;
 pub mod feed;
 pub mod leases;
-
+pub mod standbys;
 pub mod units;
 
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -76,7 +76,7 @@ impl ShardService {
     /// Grows with every start; see [`Identity::incarnation`].
     #[must_use]
     pub fn incarnation(&self) -> u64 {
-        self.joined.identity.incarnation
+        self.member.membership.incarnation()
     }
 }
 
@@ -125,6 +125,9 @@ impl Shard for ShardService {
         let request = request.into_inner();
         let pb::HelloRequest { cluster_id, reference_micros, opens_at_micros, lineage, store_uuid, .. } =
             request;
+        if !self.member.membership.serves() {
+            return Err(KvError::NotPrimary.into());
+        }
         let Joined { cluster_id: own, identity, slot, revisions, in_memory, .. } = &self.joined;
         if let Some(own) = own.filter(|own| cluster_id != 0 && cluster_id != *own) {
             return Err(Status::failed_precondition(format!(
@@ -149,7 +152,7 @@ impl Shard for ShardService {
             cluster_id: own.unwrap_or_default(),
             store_uuid: identity.uuid.clone(),
             slot: u32::from(slot.get()),
-            incarnation: identity.incarnation,
+            incarnation: self.incarnation(),
             now_micros: now.0,
             revisions: (*revisions).to_owned(),
             name: self.member.name.clone(),

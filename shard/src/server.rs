@@ -2,7 +2,7 @@
 
 use std::{
     io::Write as _,
-    sync::atomic::AtomicBool,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -11,9 +11,14 @@ use kindred_engine::{
     engine::{Engine, EngineConfig, RevisionMode},
     trust::ClockTrust,
 };
-use kindred_partition_config::{kind::KindScheme, model::Durability};
+use kindred_partition_config::{
+    ids::{Lineage, Term},
+    kind::KindScheme,
+    model::Durability,
+};
 use kindred_transport::{
     address::Endpoint,
+    connect::{ConnectOptions, Connector},
     listener::{ListenOptions, Listener},
     logging::{self, Logging},
     network::Network,
@@ -23,7 +28,7 @@ use kindred_transport::{
     who,
     workers::Workers,
 };
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -40,8 +45,17 @@ use crate::{
     etcd::{Member, MemberInner, door::Door, front::Front},
     handle::{self, Handle},
     identity::Identity,
-    internal::{Joined, ShardService},
+    internal::{
+        Joined, ShardService,
+        standbys::{self, StandbyService},
+    },
     memory, metrics,
+    standby::{
+        following::{self, Copied, Incoming, Target},
+        membership::{self, Following, Membership},
+        role::{Does, Role},
+        shipping::Shipping,
+    },
 };
 
 /// The time that clients have to finish when the process is asked to stop.
@@ -88,6 +102,7 @@ pub struct Running {
     pub admin: Endpoint,
     pub drain: Drain,
     pub handle: Handle,
+    membership: Arc<Membership>,
     apply_loop: JoinHandle<()>,
     stop_loop: CancellationToken,
 }
@@ -117,28 +132,14 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     }
     // Before anything in it is read or changed.
     let kept = settings.data_dir.as_deref().map(Directory::take).transpose()?;
-    let identity = match (&settings.identity, &kept) {
-        (Some(identity), _) => identity.clone(),
-        (None, Some(kept)) => {
-            let role = (settings.name.as_str(), settings.slot);
-            start::identity(kept, role, settings.revisions == Revisions::Dense, &settings.durability)?
-        }
-        (None, None) => Identity::of_process(),
+    let role = kept.as_ref().map(|kept| Role::read(kept.path())).transpose()?.flatten();
+    let primary = follows(&settings, kept.as_ref(), role.as_ref())?;
+    let role = role.unwrap_or_else(Role::alone);
+    let opened = match (kept, primary) {
+        (Some(kept), Some(primary)) => open_standby(&settings, quota_bytes, kept, primary, &role).await?,
+        (kept, _) => open_primary(&settings, quota_bytes, kept, role).await?,
     };
-    // If the data is lost with the process, the next process is another store.
-    let in_memory = kept.is_none() || keeps_nothing(&settings);
-    let identity = match in_memory && settings.identity.is_none() {
-        true => identity.with_new_uuid(),
-        false => identity,
-    };
-    if kept.is_none() {
-        tracing::warn!(
-            store = identity.uuid,
-            "no --data-dir: everything is kept in memory alone, and after a restart this is another, empty store, which routers \
-             refuse where it is to keep anything"
-        );
-    }
-
+    let Opened { core, logs, shipping, identity, in_memory, membership } = opened;
     let ids = ServerIds {
         cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),
         member_id: identity.member_id,
@@ -146,8 +147,8 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         raft_term: identity.incarnation.saturating_add(1),
     };
     let stop_loop = CancellationToken::new();
-    let (core, logs) = open_core(&settings, quota_bytes, ids.member_id, kept).await?;
-    let (handle, apply_loop) = handle::spawn(core, logs, settings.progress_interval, stop_loop.clone());
+    let (handle, apply_loop) =
+        handle::spawn(core, logs, shipping, settings.progress_interval, stop_loop.clone());
     let member = Member::new(MemberInner {
         handle: handle.clone(),
         serves: AtomicBool::new(!settings.in_cluster),
@@ -157,6 +158,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         request_bytes_max: settings.request_bytes_max,
         txn_ops_max: settings.txn_ops_max,
         quota_bytes,
+        membership: membership.member.clone(),
         door: Door::new(settings.routers.clone(), settings.in_cluster),
         stopping: drain.stopping(),
     });
@@ -169,7 +171,19 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         directory: settings.data_dir.clone(),
         in_memory,
     };
-    let front = Front::new(member.clone(), ShardService::new(member.clone(), joined));
+    let store = standbys::Store {
+        identity: joined.identity.clone(),
+        name: settings.name.clone(),
+        slot: settings.slot,
+        etcd_prefix: settings.etcd_prefix.clone(),
+        dense: settings.revisions == Revisions::Dense,
+    };
+    let of_standbys = StandbyService::new(member.clone(), membership.member.clone(), store);
+    let front = Front::new(member.clone(), ShardService::new(member.clone(), joined), of_standbys);
+    if let (Some(incoming), Some(following)) = (membership.incoming, &membership.member.following) {
+        let handing = following::hand_over(incoming, handle.clone(), following.clone());
+        *following.handing.lock().await = Some(tokio::spawn(handing));
+    }
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
     for listener in listeners {
         serve(&front, &workers, listener, settings.streams_max, &drain);
@@ -197,7 +211,156 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         }));
     }
     metrics::has_leader(true);
-    Ok(Running { listen, admin: admin_endpoint, drain, handle, apply_loop, stop_loop })
+    let membership = membership.member;
+    Ok(Running { listen, admin: admin_endpoint, drain, handle, membership, apply_loop, stop_loop })
+}
+
+/// A store that is open, and what this process is in it.
+struct Opened {
+    core: Core,
+    logs: Logs,
+    shipping: Shipping,
+    identity: Identity,
+    /// Whether a restart loses everything, whatever the modes.
+    in_memory: bool,
+    membership: As,
+}
+
+/// This process as a member, and what comes from the primary of a standby.
+struct As {
+    member: Arc<Membership>,
+    incoming: Option<mpsc::Receiver<Incoming>>,
+}
+
+/// The primary that this process is to follow, if it is to.
+fn follows(
+    settings: &Settings,
+    kept: Option<&Directory>,
+    role: Option<&Role>,
+) -> anyhow::Result<Option<Endpoint>> {
+    let wanted = settings.standby_of.clone();
+    match role {
+        Some(Role { does: Does::Primary, .. }) => Ok(None),
+        Some(Role { primary, .. }) => {
+            let kept = primary.as_deref().map(str::parse).transpose().ok().flatten();
+            // Whoever was superseded last knows best where the primary is.
+            let primary = if role.is_some_and(|role| role.does == Does::Superseded) {
+                kept.or(wanted)
+            } else {
+                wanted.or(kept)
+            };
+            Ok(Some(primary.context("this member is no primary any more: start it with --standby-of")?))
+        }
+        None => {
+            let used =
+                kept.is_some_and(|kept| Identity::read(kept.path()).is_ok_and(|found| found.is_some()));
+            anyhow::ensure!(
+                wanted.is_none() || !used,
+                "--standby-of: --data-dir has the data of a store that was no standby: give the standby an empty directory"
+            );
+            Ok(wanted)
+        }
+    }
+}
+
+/// Opens the store of a primary.
+async fn open_primary(
+    settings: &Settings,
+    quota_bytes: u64,
+    kept: Option<Directory>,
+    role: Role,
+) -> anyhow::Result<Opened> {
+    let identity = match (&settings.identity, &kept) {
+        (Some(identity), _) => identity.clone(),
+        (None, Some(kept)) => {
+            let role = (settings.name.as_str(), settings.slot);
+            start::identity(kept, role, settings.revisions == Revisions::Dense, &settings.durability)?
+        }
+        (None, None) => Identity::of_process(),
+    };
+    // If the data is lost with the process, the next process is another store.
+    let in_memory = kept.is_none() || keeps_nothing(settings);
+    let identity = match in_memory && settings.identity.is_none() {
+        true => identity.with_new_uuid(),
+        false => identity,
+    };
+    if kept.is_none() {
+        tracing::warn!(
+            store = identity.uuid,
+            "no --data-dir: everything is kept in memory alone, and after a restart this is another, empty store, which routers \
+             refuse where it is to keep anything"
+        );
+    }
+    if !role.counted.is_empty() {
+        tracing::warn!(
+            standbys = role.counted.len(),
+            "one of the standbys may have been promoted: nothing is answered before a router says which member is the primary"
+        );
+    }
+    let shipping = Shipping::counting(role.counted.iter().cloned());
+    let directory = settings.data_dir.clone();
+    let member = Membership::new(identity.member_id, directory, role, identity.incarnation, None);
+    let (core, logs) = open_core(settings, quota_bytes, identity.member_id, kept).await?;
+    Ok(Opened {
+        core,
+        logs,
+        shipping,
+        identity,
+        in_memory,
+        membership: As { member: Arc::new(member), incoming: None },
+    })
+}
+
+/// Opens a standby: waits until it has a copy of its primary.
+async fn open_standby(
+    settings: &Settings,
+    quota_bytes: u64,
+    kept: Directory,
+    primary: Endpoint,
+    role: &Role,
+) -> anyhow::Result<Opened> {
+    let identity = Identity::random();
+    let following = Arc::new(Following::new(role.term));
+    let connector = Connector::new(ConnectOptions {
+        tls: settings.standby_tls.load()?,
+        secret: settings.secret.clone(),
+        network: settings.network.clone(),
+        ..ConnectOptions::default()
+    });
+    let target = Target {
+        primary: primary.clone(),
+        connector,
+        id: membership::id_of(identity.member_id),
+        name: settings.name.clone(),
+        slot: settings.slot,
+    };
+    let copied = following::start(target, following.clone()).context("standby")?;
+    let Copied { welcome, recovered, incoming } =
+        copied.await.with_context(|| format!("--standby-of {primary}: {}", following.reason()))?;
+    anyhow::ensure!(
+        welcome.etcd_prefix == settings.etcd_prefix,
+        "--etcd-prefix: the primary has {:?}",
+        welcome.etcd_prefix
+    );
+    // Only now, with a copy at hand, what was here before goes.
+    let term = Term(welcome.term).max(role.term);
+    let role = Role::begin_anew(kept.path(), term, &primary.to_string())?;
+    let identity = Identity {
+        uuid: welcome.store_uuid,
+        cluster_id: welcome.cluster_id,
+        incarnation: welcome.incarnation,
+        lineage: (!welcome.lineage.is_empty()).then_some(Lineage(welcome.lineage)),
+        ..identity
+    };
+    let identity = identity.named(&settings.name, settings.slot);
+    identity.write(kept.path())?;
+    let (config, clock, of_core) = engine_settings(settings, quota_bytes, identity.member_id);
+    let directory = settings.data_dir.clone();
+    let (core, logs) =
+        start::open_copied(kept, config, clock, of_core, &settings.durability, recovered).await?;
+    let member = Membership::new(identity.member_id, directory, role, identity.incarnation, Some(following));
+    let membership = As { member: Arc::new(member), incoming: Some(incoming) };
+    Ok(Opened { core, logs, shipping: Shipping::alone(), identity, in_memory: false, membership })
 }
 
 /// Refuses listen addresses that would admit clients which must not be served.
@@ -247,6 +410,25 @@ async fn open_core(
     member_id: u64,
     kept: Option<Directory>,
 ) -> anyhow::Result<(Core, Logs)> {
+    let (config, clock, of_core) = engine_settings(settings, quota_bytes, member_id);
+    match kept.filter(|_| !keeps_nothing(settings)) {
+        None => {
+            let engine = Engine::new(config, clock.wall());
+            Ok((Core::new(engine, clock, of_core), Logs::memory()))
+        }
+        Some(directory) => {
+            let starting = settings.starting.clone();
+            start::open(directory, config, clock, of_core, &settings.durability, starting).await
+        }
+    }
+}
+
+/// The settings of the engine and the loop, and the clock.
+fn engine_settings(
+    settings: &Settings,
+    quota_bytes: u64,
+    member_id: u64,
+) -> (EngineConfig, Clock, CoreSettings) {
     let offset_max_micros = u64::try_from(CLOCK_OFFSET_MAX.as_micros()).unwrap_or(u64::MAX);
     let trust = match settings.in_cluster {
         true => ClockTrust::in_cluster(offset_max_micros),
@@ -276,16 +458,7 @@ async fn open_core(
         kinds,
         sizes: Sizes::default(),
     };
-    match kept.filter(|_| !keeps_nothing(settings)) {
-        None => {
-            let engine = Engine::new(config, clock.wall());
-            Ok((Core::new(engine, clock, of_core), Logs::memory()))
-        }
-        Some(directory) => {
-            let starting = settings.starting.clone();
-            start::open(directory, config, clock, of_core, &settings.durability, starting).await
-        }
-    }
+    (config, clock, of_core)
 }
 
 /// Whether nothing is kept: dense revisions that are not kept begin anew, as in a new etcd, and the directory holds
@@ -331,8 +504,19 @@ impl Running {
     /// When the apply loop ended without being asked to: nothing can be served without it.
     pub async fn finish(mut self) -> anyhow::Result<()> {
         let stopping = self.drain.stopping();
+        let (failed, superseded) = (self.membership.failed(), self.membership.superseded.clone());
+        let mut again = None;
         tokio::select! {
             () = stopping.cancelled() => {}
+            () = failed.cancelled() => {
+                self.drain.begin();
+                let reason = self.membership.following.as_ref().map(|following| following.reason());
+                again = Some(format!("this standby begins anew when it is started again: {}", reason.unwrap_or_default()));
+            }
+            () = superseded.cancelled() => {
+                self.drain.begin();
+                again = Some("another member is the primary: this one follows it when it is started again".to_owned());
+            }
             ended = &mut self.apply_loop => {
                 self.drain.begin();
                 self.drain.finish().await;
@@ -347,6 +531,7 @@ impl Running {
             Drained::Forced(tasks) => tracing::warn!(tasks, "stopped before all clients were done"),
         }
         self.stop_loop.cancel();
-        self.apply_loop.await.context("the apply loop failed")
+        self.apply_loop.await.context("the apply loop failed")?;
+        again.map_or(Ok(()), |again| Err(anyhow::Error::msg(again)))
     }
 }

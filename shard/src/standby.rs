@@ -5,11 +5,20 @@
 //! | --- | --- |
 //! | [`primary`] | what all standbys have received, and whether the primary may answer |
 //! | [`follower`] | whether a standby acknowledges, and when it may be promoted |
+//!
+//! Around them: [`shipping`] on the loop of a primary, [`following`], the connection of a standby, [`membership`] and
+//! [`role`], what a member knows and remembers of itself.
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 pub mod follower;
+pub mod following;
+pub mod membership;
 pub mod primary;
+pub mod role;
+pub mod shipping;
 
 /// How long the acknowledgements of a standby allow the primary to answer (R20).
 pub const LEASE: Duration = Duration::from_secs(1);
@@ -23,6 +32,7 @@ pub const WAIT: Duration = Duration::from_millis(1_100);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position(pub u64);
 
-/// Identifies a process of a store: its uuid.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Identifies a member of a store by what it has on its disk: a standby that begins anew is another member.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct MemberId(pub String);

@@ -8,7 +8,7 @@ use kindred_proto::{
         cluster_client::ClusterClient, kv_client::KvClient, lease_client::LeaseClient,
         maintenance_client::MaintenanceClient, watch_client::WatchClient,
     },
-    shard_v1::units_client::UnitsClient,
+    shard_v1::{standbys_client::StandbysClient, units_client::UnitsClient},
 };
 use tonic::transport::{Channel, Endpoint};
 
@@ -26,6 +26,8 @@ pub struct Client {
     pub maintenance: MaintenanceClient<Channel>,
     /// Only shards have this service.
     pub units: UnitsClient<Channel>,
+    /// Only shards have this service.
+    pub standbys: StandbysClient<Channel>,
 }
 
 impl Client {
@@ -56,7 +58,8 @@ impl Client {
             lease: LeaseClient::new(channel.clone()),
             cluster: ClusterClient::new(channel.clone()),
             maintenance: MaintenanceClient::new(channel.clone()),
-            units: UnitsClient::new(channel),
+            units: UnitsClient::new(channel.clone()),
+            standbys: StandbysClient::new(channel),
         }
     }
 }

@@ -957,6 +957,270 @@ pub struct TailsResponse {
     #[prost(message, repeated, tag = "1")]
     pub tails: ::prost::alloc::vec::Vec<TailResponse>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowRequest {
+    #[prost(oneof = "follow_request::Says", tags = "1, 2")]
+    pub says: ::core::option::Option<follow_request::Says>,
+}
+/// Nested message and enum types in `FollowRequest`.
+pub mod follow_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Says {
+        /// First.
+        #[prost(message, tag = "1")]
+        Begin(super::FollowBegin),
+        #[prost(message, tag = "2")]
+        Received(super::FollowReceived),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowBegin {
+    /// The standby's id as a member: its member id, in hexadecimal digits.
+    #[prost(string, tag = "1")]
+    pub member: ::prost::alloc::string::String,
+    /// The store that it is started for. The primary refuses one with another name or slot (FailedPrecondition).
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub slot: u32,
+    /// The process of the primary from which it has everything up to `position`; 0 asks for a copy. When the primary does not
+    /// have what it lacks any more, the call ends with OutOfRange, and the standby begins anew.
+    #[prost(uint64, tag = "4")]
+    pub run: u64,
+    #[prost(uint64, tag = "5")]
+    pub position: u64,
+}
+/// Everything up to there is received, in memory. Sent for every shipment.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowReceived {
+    #[prost(uint64, tag = "1")]
+    pub position: u64,
+    /// Whether there is a whole copy on its disk: it may be counted.
+    #[prost(bool, tag = "2")]
+    pub whole: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowResponse {
+    #[prost(oneof = "follow_response::Says", tags = "1, 2")]
+    pub says: ::core::option::Option<follow_response::Says>,
+}
+/// Nested message and enum types in `FollowResponse`.
+pub mod follow_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Says {
+        /// First.
+        #[prost(message, tag = "1")]
+        Welcome(super::Welcome),
+        #[prost(message, tag = "2")]
+        Shipment(super::Shipment),
+    }
+}
+/// Who the store is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Welcome {
+    #[prost(string, tag = "1")]
+    pub store_uuid: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub cluster_id: u64,
+    #[prost(string, tag = "3")]
+    pub lineage: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub incarnation: u64,
+    /// Identifies the process of the primary.
+    #[prost(uint64, tag = "5")]
+    pub run: u64,
+    #[prost(uint64, tag = "6")]
+    pub term: u64,
+    #[prost(string, tag = "7")]
+    pub etcd_prefix: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Shipment {
+    #[prost(uint64, tag = "1")]
+    pub position: u64,
+    /// Records in the format of the logs.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub records: ::prost::bytes::Bytes,
+    /// The ceiling of the clock that is on the primary's disk (R2).
+    #[prost(int64, tag = "3")]
+    pub ceiling: i64,
+    #[prost(enumeration = "shipment::Copy", tag = "4")]
+    pub copy: i32,
+}
+/// Nested message and enum types in `Shipment`.
+pub mod shipment {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Copy {
+        None = 0,
+        /// The records are a part of a copy.
+        Slice = 1,
+        /// The copy is whole with this.
+        Last = 2,
+    }
+    impl Copy {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::None => "NONE",
+                Self::Slice => "SLICE",
+                Self::Last => "LAST",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "NONE" => Some(Self::None),
+                "SLICE" => Some(Self::Slice),
+                "LAST" => Some(Self::Last),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CountRequest {
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+    #[prost(string, repeated, tag = "2")]
+    pub members: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CountResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrepareRequest {
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrepareResponse {
+    /// It may be promoted after this time; 0 = now.
+    #[prost(uint32, tag = "1")]
+    pub wait_millis: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PromoteRequest {
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+    /// The highest incarnation of the store that anybody has seen. The promoted member has a higher one.
+    #[prost(uint64, tag = "2")]
+    pub incarnation_above: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PromoteResponse {
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SupersedeRequest {
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+    /// Where the primary is.
+    #[prost(string, tag = "2")]
+    pub primary_url: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SupersedeResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemberRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MemberResponse {
+    #[prost(string, tag = "1")]
+    pub member: ::prost::alloc::string::String,
+    #[prost(enumeration = "member_response::Role", tag = "2")]
+    pub role: i32,
+    /// The highest term that it has seen.
+    #[prost(uint64, tag = "3")]
+    pub term: u64,
+    /// At a primary: the standbys that must have everything before it is shown, also after a restart.
+    #[prost(string, repeated, tag = "4")]
+    pub counted: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "5")]
+    pub standbys: ::prost::alloc::vec::Vec<StandbyShown>,
+    /// At a primary that has restarted and may not answer before a call says whether it still is the primary.
+    #[prost(bool, tag = "6")]
+    pub in_doubt: bool,
+    #[prost(uint64, tag = "7")]
+    pub incarnation: u64,
+    /// At a standby: whether it has a whole copy on its disk, what it has received, and whether it is connected.
+    #[prost(bool, tag = "8")]
+    pub whole: bool,
+    #[prost(uint64, tag = "9")]
+    pub position: u64,
+    #[prost(bool, tag = "10")]
+    pub connected: bool,
+}
+/// Nested message and enum types in `MemberResponse`.
+pub mod member_response {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Role {
+        Primary = 0,
+        Standby = 1,
+        Superseded = 2,
+    }
+    impl Role {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Primary => "PRIMARY",
+                Self::Standby => "STANDBY",
+                Self::Superseded => "SUPERSEDED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "PRIMARY" => Some(Self::Primary),
+                "STANDBY" => Some(Self::Standby),
+                "SUPERSEDED" => Some(Self::Superseded),
+                _ => None,
+            }
+        }
+    }
+}
+/// A standby as its primary sees it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StandbyShown {
+    #[prost(string, tag = "1")]
+    pub member: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub counts: bool,
+    #[prost(bool, tag = "3")]
+    pub follows: bool,
+    #[prost(bool, tag = "4")]
+    pub whole: bool,
+    #[prost(uint64, tag = "5")]
+    pub batches_behind: u64,
+    #[prost(uint64, tag = "6")]
+    pub waiting_bytes: u64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum BatchMethod {
@@ -4774,6 +5038,678 @@ pub mod batches_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "kindred.shard.v1.Batches";
     impl<T> tonic::server::NamedService for BatchesServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod standbys_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Standbys by log shipping (R18-R20). The members of a store are its primary, which serves, and its standbys, which do
+    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries the record's
+    /// term, and a lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
+    #[derive(Debug, Clone)]
+    pub struct StandbysClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> StandbysClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> StandbysClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            StandbysClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// At the primary, by a standby: a copy or what the standby lacks, then everything that is applied, in order.
+        pub async fn follow(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::FollowRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FollowResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Follow",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Follow"));
+            self.inner.streaming(req, path, codec).await
+        }
+        /// At the primary: everything waits for these standbys from now on, and for no others. Answered when they have all that is
+        /// shown. A standby is added here before the record names it, and taken out after the record does not (R19).
+        pub async fn count(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CountRequest>,
+        ) -> std::result::Result<tonic::Response<super::CountResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Count",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Count"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// At a standby that is to be the primary of a term: it acknowledges nothing any more. Answers how long the former
+        /// primary may still answer (R20).
+        pub async fn prepare(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PrepareRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PrepareResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Prepare",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Prepare"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// At a standby that the record names as the primary of a term: it serves.
+        pub async fn promote(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PromoteRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PromoteResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Promote",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Promote"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// At a member that the record does not name as the primary: it serves nothing any more, and follows another one when it is
+        /// started again.
+        pub async fn supersede(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SupersedeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SupersedeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Supersede",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Supersede"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What a member knows.
+        pub async fn member(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MemberRequest>,
+        ) -> std::result::Result<tonic::Response<super::MemberResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Member",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Member"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod standbys_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with StandbysServer.
+    #[async_trait]
+    pub trait Standbys: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Follow method.
+        type FollowStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FollowResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// At the primary, by a standby: a copy or what the standby lacks, then everything that is applied, in order.
+        async fn follow(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::FollowRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::FollowStream>, tonic::Status>;
+        /// At the primary: everything waits for these standbys from now on, and for no others. Answered when they have all that is
+        /// shown. A standby is added here before the record names it, and taken out after the record does not (R19).
+        async fn count(
+            &self,
+            request: tonic::Request<super::CountRequest>,
+        ) -> std::result::Result<tonic::Response<super::CountResponse>, tonic::Status>;
+        /// At a standby that is to be the primary of a term: it acknowledges nothing any more. Answers how long the former
+        /// primary may still answer (R20).
+        async fn prepare(
+            &self,
+            request: tonic::Request<super::PrepareRequest>,
+        ) -> std::result::Result<tonic::Response<super::PrepareResponse>, tonic::Status>;
+        /// At a standby that the record names as the primary of a term: it serves.
+        async fn promote(
+            &self,
+            request: tonic::Request<super::PromoteRequest>,
+        ) -> std::result::Result<tonic::Response<super::PromoteResponse>, tonic::Status>;
+        /// At a member that the record does not name as the primary: it serves nothing any more, and follows another one when it is
+        /// started again.
+        async fn supersede(
+            &self,
+            request: tonic::Request<super::SupersedeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SupersedeResponse>,
+            tonic::Status,
+        >;
+        /// What a member knows.
+        async fn member(
+            &self,
+            request: tonic::Request<super::MemberRequest>,
+        ) -> std::result::Result<tonic::Response<super::MemberResponse>, tonic::Status>;
+    }
+    /// Standbys by log shipping (R18-R20). The members of a store are its primary, which serves, and its standbys, which do
+    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries the record's
+    /// term, and a lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
+    #[derive(Debug)]
+    pub struct StandbysServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> StandbysServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for StandbysServer<T>
+    where
+        T: Standbys,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/kindred.shard.v1.Standbys/Follow" => {
+                    #[allow(non_camel_case_types)]
+                    struct FollowSvc<T: Standbys>(pub Arc<T>);
+                    impl<
+                        T: Standbys,
+                    > tonic::server::StreamingService<super::FollowRequest>
+                    for FollowSvc<T> {
+                        type Response = super::FollowResponse;
+                        type ResponseStream = T::FollowStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::FollowRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::follow(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FollowSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Count" => {
+                    #[allow(non_camel_case_types)]
+                    struct CountSvc<T: Standbys>(pub Arc<T>);
+                    impl<T: Standbys> tonic::server::UnaryService<super::CountRequest>
+                    for CountSvc<T> {
+                        type Response = super::CountResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CountRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::count(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CountSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Prepare" => {
+                    #[allow(non_camel_case_types)]
+                    struct PrepareSvc<T: Standbys>(pub Arc<T>);
+                    impl<T: Standbys> tonic::server::UnaryService<super::PrepareRequest>
+                    for PrepareSvc<T> {
+                        type Response = super::PrepareResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PrepareRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::prepare(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PrepareSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Promote" => {
+                    #[allow(non_camel_case_types)]
+                    struct PromoteSvc<T: Standbys>(pub Arc<T>);
+                    impl<T: Standbys> tonic::server::UnaryService<super::PromoteRequest>
+                    for PromoteSvc<T> {
+                        type Response = super::PromoteResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PromoteRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::promote(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PromoteSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Supersede" => {
+                    #[allow(non_camel_case_types)]
+                    struct SupersedeSvc<T: Standbys>(pub Arc<T>);
+                    impl<
+                        T: Standbys,
+                    > tonic::server::UnaryService<super::SupersedeRequest>
+                    for SupersedeSvc<T> {
+                        type Response = super::SupersedeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SupersedeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::supersede(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SupersedeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Member" => {
+                    #[allow(non_camel_case_types)]
+                    struct MemberSvc<T: Standbys>(pub Arc<T>);
+                    impl<T: Standbys> tonic::server::UnaryService<super::MemberRequest>
+                    for MemberSvc<T> {
+                        type Response = super::MemberResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MemberRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::member(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MemberSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for StandbysServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "kindred.shard.v1.Standbys";
+    impl<T> tonic::server::NamedService for StandbysServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -16,7 +16,8 @@ pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
         let held = retained(object, floor).filter(|v| v.mod_revision() <= at);
         versions.extend(held.map(|v| (v, v.mod_revision() > floor || Some(v.order()) == current)));
     }
-    versions.sort_unstable_by_key(|(version, _)| version.order());
+    // Changes of one revision at several stores may have met here.
+    versions.sort_unstable_by(|(a, _), (b, _)| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
     let mut crc = crc32c::crc32c(b"key");
     for (version, kept) in versions {
         if kept || !keeps_any {

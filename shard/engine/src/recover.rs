@@ -126,7 +126,10 @@ impl Recovered {
     pub(crate) fn highest(&self) -> Revision {
         let unkept = self.unkept.iter().map(|(_, version)| version);
         // Those of a start are below its ceiling.
-        let imported = self.imported.iter().filter(|_| self.copied).flat_map(|imported| &imported.versions);
+        let opened = |imported: &&Imported| {
+            self.copied && self.units.as_ref().is_some_and(|units| units.has_opened(imported.unit))
+        };
+        let imported = self.imported.iter().filter(opened).flat_map(|imported| &imported.versions);
         let versions = self.versions.iter().chain(unkept).chain(imported).map(Version::mod_revision);
         let gaps = self.gaps.iter().map(|gap| gap.gap.until);
         let known = [self.compacted, self.lost.buffered, self.lost.fsync];

@@ -36,6 +36,7 @@ mod revisions;
 mod walk;
 
 pub use self::recover::RestoredKind;
+pub(crate) use self::recover::{Displaced, DisplacedKind};
 pub(crate) use self::walk::{Place, Walked};
 use self::{publishing::Waiting, revisions::Frontier};
 

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use kindred_engine::{
-    durability::KindModes,
+    durability::{KindModes, Logged},
     engine::{EngineStats, FeedId, LeaseView, PinId, StreamId, WallMicros, WatchId, WatchSpec},
     error::EngineError,
     lease::{AdoptedLease, HandedLease},
@@ -207,6 +207,17 @@ type OfUnit<T> = Result<T, UnitError>;
 calls! {
     /// The current revision of the whole shard.
     Current {} -> Revision, |core| core.engine.current_all();
+
+    // ---- standbys
+
+    /// Ships to standbys from now on. Made when everything is published.
+    Ship {} -> (), |core| core.engine.ship(true);
+    /// Takes over what the primary has shipped.
+    Replicate { records: Vec<Logged>, ceiling: Revision } -> Result<(), KvError>, |core| {
+        core.replicate(records, ceiling)
+    };
+    /// Whether checkpoint and logs have everything that the engine has.
+    IsCovered {} -> bool, |core| core.disk.covered;
 
     // ---- maintenance
 

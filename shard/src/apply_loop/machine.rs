@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use kindred_engine::{error::EngineError, ops::Op};
+use kindred_engine::{durability::AnswerWaits, error::EngineError, ops::Op};
 use kindred_partition_config::ids::Revision;
 use kindred_wire::error::EtcdError;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     call::Call,
@@ -23,6 +23,7 @@ use crate::{
     etcd_status::KvError,
     metrics::LoopMetrics,
     read_hints::ReadHints,
+    standby::shipping::{Control, Shipping},
 };
 
 /// Versions freed in one slice.
@@ -34,6 +35,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Machine {
     pub(super) core: Core,
     pub(super) logs: Logs,
+    pub(super) shipping: Shipping,
+    began: Instant,
+    /// Who waits for this standby to go on in its primary's place.
+    promoted: Option<oneshot::Sender<Result<(), KvError>>>,
     pending: Pending,
     refusing: Refusing,
     progress_interval: Duration,
@@ -49,27 +54,46 @@ pub(super) struct Machine {
 struct LoggedBefore {
     fsync: usize,
     buffered: usize,
+    shipped: usize,
 }
 
 impl LoggedBefore {
     fn of(core: &Core) -> Self {
-        Self { fsync: core.engine.logged_fsync(), buffered: core.engine.logged_buffered() }
+        let engine = &core.engine;
+        Self {
+            fsync: engine.logged_fsync(),
+            buffered: engine.logged_buffered(),
+            shipped: engine.logged_shipped(),
+        }
     }
 
     /// The logs that the answer to the call needs.
     fn needs(self, core: &Core) -> Needs {
         let now = Self::of(core);
-        Needs { fsync: now.fsync != self.fsync, buffered: now.buffered != self.buffered }
+        Needs {
+            fsync: now.fsync != self.fsync,
+            buffered: now.buffered != self.buffered,
+            received: now.shipped != self.shipped,
+        }
     }
 }
 
 impl Machine {
     /// Nothing waits; `batch_max` is the size of the batches to come.
-    pub(super) fn new(core: Core, logs: Logs, progress_interval: Duration, batch_max: usize) -> Self {
+    pub(super) fn new(
+        core: Core,
+        logs: Logs,
+        shipping: Shipping,
+        progress_interval: Duration,
+        batch_max: usize,
+    ) -> Self {
         let now = core.clock.now();
         Self {
             core,
             logs,
+            shipping,
+            began: now,
+            promoted: None,
             pending: Pending::with_capacity(batch_max),
             refusing: Refusing::default(),
             progress_interval,
@@ -85,9 +109,24 @@ impl Machine {
         self.refusing.clone()
     }
 
-    /// Whether a request may be executed now.
-    pub(super) fn takes_requests(&self) -> bool {
-        !self.pending.stalls()
+    /// Whether a request that has come before `now` may be executed: no call waits for the logs, and no standby can have
+    /// been promoted (R20).
+    pub(super) fn takes_requests(&self, now: Instant) -> bool {
+        !self.pending.stalls() && !self.answers_nothing(now)
+    }
+
+    /// Whether no request may be executed because a standby may have been promoted (R20).
+    pub(super) fn answers_nothing(&self, now: Instant) -> bool {
+        !self.shipping.answers(now.duration_since(self.began))
+    }
+
+    /// Does what a connection of a standby or a router says of standbys.
+    pub(super) fn control(&mut self, now: Instant, control: Control) {
+        let control = match control {
+            Control::Promote { answer } => return self.promoted = Some(answer),
+            other => other,
+        };
+        self.shipping.control(&mut self.core.engine, control, now.duration_since(self.began));
     }
 
     /// The number of entries of this batch.
@@ -104,18 +143,21 @@ impl Machine {
     pub(super) fn execute(&mut self, now: Instant, request: Request) {
         let core = &mut self.core;
         let before = LoggedBefore::of(core);
-        let (answer, needs_fsync) = match request {
+        let (answer, waits) = match request {
             Request::Apply { ref op, hints, .. } if !fits(core, op, hints) => {
                 return self.wait_for_ceiling(now, request, hints);
             }
             Request::Apply { op, hints, answer } => {
                 let applied = core.apply(op, hints);
-                let needs_fsync = match &applied {
-                    Ok(_) => core.engine.answer_waits().fsync,
+                let waits = match &applied {
+                    Ok(_) => core.engine.answer_waits(),
                     // The end of the lease may not be on disk yet (R12).
-                    Err(error) => matches!(error, KvError::Engine(EngineError::LeaseNotFound(_))),
+                    Err(KvError::Engine(EngineError::LeaseNotFound(_))) => {
+                        AnswerWaits { fsync: true, received: core.engine.ships() }
+                    }
+                    Err(_) => AnswerWaits::default(),
                 };
-                (Answer::Apply(answer, applied), needs_fsync)
+                (Answer::Apply(answer, applied), waits)
             }
             Request::Read { query, hints, owner, answer } if core.waits(&query, hints) => {
                 // The read must show, for its whole range, what any of its Kinds already shows.
@@ -125,21 +167,27 @@ impl Machine {
                 return self.pending.push(now, Until::Raised(raise, read));
             }
             Request::Read { query, hints, owner, answer } => {
-                (Answer::Read(answer, core.read(&query, hints, &owner)), false)
+                (Answer::Read(answer, core.read(&query, hints, &owner)), AnswerWaits::default())
             }
             Request::Batch(ops) => return self.execute_batch(now, ops),
-            Request::Chunk { cursor, answer } => (Answer::Chunk(answer, core.chunk(cursor)), false),
+            Request::Chunk { cursor, answer } => {
+                (Answer::Chunk(answer, core.chunk(cursor)), AnswerWaits::default())
+            }
             Request::Pull { stream, bytes_max, answer } => {
-                (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), false)
+                (Answer::Pull(answer, core.engine.watch_pull(stream, bytes_max)), AnswerWaits::default())
             }
             Request::ResumeFeed(feed) => return core.feed_resume(feed),
-            Request::Call(call) => (Answer::Call(call.run(core)), false),
+            Request::Call(call) => (Answer::Call(call.run(core)), AnswerWaits::default()),
             Request::Late(late) => return self.pending.push(now, Until::PublishedCall(late)),
             Request::Raised { raise, late } => return self.pending.push(now, Until::Raised(raise, late)),
             Request::Flushed(call) => return self.pending.push(now, Until::Flushed(call)),
         };
         let logged = before.needs(&self.core);
-        let needs = Needs { fsync: needs_fsync || logged.fsync, ..logged };
+        let needs = Needs {
+            fsync: waits.fsync || logged.fsync,
+            received: waits.received || logged.received,
+            ..logged
+        };
         self.pending.push(now, Until::Published(answer, needs));
     }
 
@@ -171,13 +219,33 @@ impl Machine {
         self.settle(now);
         self.timers(now);
         self.publish(now);
+        self.replica(now);
         // After the logs: the walk must find only what is logged.
         self.logs.checkpoint_slice(&mut self.core);
+        self.shipping.copy(&mut self.core.engine);
+    }
+
+    /// What a standby does besides taking over what comes.
+    fn replica(&mut self, now: Instant) {
+        if self.pending.stalls() {
+            return;
+        }
+        if let Some(asked) = self.core.modes_shipped() {
+            // Nobody waits for the answer. What could not be set now, routers set after a promotion.
+            let (answer, _) = oneshot::channel();
+            self.pending.push(now, Until::Flushed(Call::SetModes { asked, answer }));
+        } else if self.promoted.is_some()
+            && self.core.replica.as_ref().is_none_or(|replica| self.logs.is_whole_above(replica.ceiling))
+            && let Some(answer) = self.promoted.take()
+        {
+            // The caller may have given up; asked again, it is told.
+            let _ = answer.send(self.core.take_over());
+        }
     }
 
     /// Handles what the logs have completed since the last call.
     fn settle(&mut self, now: Instant) {
-        self.logs.settle(&mut self.core);
+        self.logs.settle(&mut self.core, &mut self.shipping);
         let done = self.logs_done();
         while let Some(ready) = self.pending.pop_logged(done) {
             let entry = match ready {
@@ -205,7 +273,8 @@ impl Machine {
     }
 
     fn logs_done(&self) -> LogAt {
-        LogAt { written: self.logs.written(), durable: self.logs.durable() }
+        let (written, durable) = (self.logs.written(), self.logs.durable());
+        LogAt { written, durable, received: self.shipping.received() }
     }
 
     fn publish(&mut self, now: Instant) {
@@ -221,11 +290,15 @@ impl Machine {
         if ran {
             self.hand_over();
         }
-        let last = LogAt { written: self.logs.position_buffered(), durable: self.logs.position() };
+        let last = LogAt {
+            written: self.logs.position_buffered(),
+            durable: self.logs.position(),
+            received: self.shipping.position(),
+        };
         let done = self.logs_done();
         for later in self.core.take_later() {
             match later {
-                Later::Durable(call) if done.durable >= last.durable => {
+                Later::Durable(call) if done.durable >= last.durable && done.received >= last.received => {
                     let answer = Answer::Call(Call::Durable(call).run(&mut self.core));
                     self.pending.push(now, Until::Published(answer, Needs::default()));
                 }
@@ -243,8 +316,12 @@ impl Machine {
 
     /// Hands what was applied to the logs, and publishes what need not wait for them.
     fn hand_over(&mut self) {
-        self.logs.append(&mut self.core.engine);
-        self.core.engine.publish();
+        let now = self.core.clock.now().duration_since(self.began);
+        let engine = &mut self.core.engine;
+        let applied = engine.take_applied();
+        self.shipping.ship(engine, &applied, now);
+        self.logs.append(engine, applied, self.shipping.position());
+        engine.publish();
     }
 
     /// Sends the answers of the batch that need no log, or one that is far enough.
@@ -255,14 +332,15 @@ impl Machine {
             reach(Point::LoopAnswer, Side::Before);
         }
         for (answer, needs) in answers.drain(..) {
-            let durable = if needs.fsync { last.durable } else { 0 };
-            if needs.buffered && done.written < last.written {
-                let at = LogAt { written: last.written, durable };
-                self.pending.push(now, Until::Logged(at, Ready::Answer(answer)));
-            } else if done.durable < durable {
-                self.pending.push(now, Until::Logged(LogAt { written: 0, durable }, Ready::Answer(answer)));
-            } else {
-                answer.send();
+            let waits = |needs: bool, last: u64, done: u64| if needs && done < last { last } else { 0 };
+            let at = LogAt {
+                written: waits(needs.buffered, last.written, done.written),
+                durable: waits(needs.fsync, last.durable, done.durable),
+                received: waits(needs.received, last.received, done.received),
+            };
+            match at {
+                LogAt { written: 0, durable: 0, received: 0 } => answer.send(),
+                at => self.pending.push(now, Until::Logged(at, Ready::Answer(answer))),
             }
         }
         self.pending.reuse(answers);
@@ -280,7 +358,8 @@ impl Machine {
                 // The revision is fixed here: no later write is at or below it. A refusal comes again when the call
                 // runs.
                 let _ = self.core.raise(&raise.ranges, raise.to, raise.generation);
-                let at = LogAt { written: 0, durable: self.logs.position() };
+                let (durable, received) = (self.logs.position(), self.shipping.position());
+                let at = LogAt { written: 0, durable, received };
                 self.pending.push(now, Until::Logged(at, Ready::Call(call)));
             } else {
                 self.pending.push(now, Until::PublishedCall(call));
@@ -317,7 +396,7 @@ impl Machine {
             // The changes of this batch are published first, so that the promise may cover them.
             self.hand_over();
             // A clock that no handshake has confirmed promises nothing (R3).
-            if self.core.clock.is_confirmed() {
+            if self.core.clock.is_confirmed() && self.core.replica.is_none() {
                 self.core.engine.progress_tick(self.core.clock.wall());
             }
         }
@@ -342,14 +421,15 @@ impl Machine {
     pub(super) fn next_timer(&self) -> Instant {
         let now = self.core.clock.now();
         let busy = self.expiring || self.core.is_collecting() || self.core.has_feeds_behind();
-        if busy || self.logs.has_checkpoint_work() {
+        if busy || self.logs.has_checkpoint_work() || self.shipping.has_work() {
             return now;
         }
         // While it waits for the ceiling, an expired lease sets no timer: raising the ceiling wakes the loop.
         let lease = self.core.engine.lease_deadline().filter(|_| self.may_expire());
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
-        let timers = [self.logs.next_timer(now), self.pending.next_timer(), lease, compaction];
+        let beat = self.shipping.next_beat().map(|at| self.began + at);
+        let timers = [self.logs.next_timer(now), self.pending.next_timer(), lease, compaction, beat];
         timers.into_iter().flatten().fold(self.progress_at.min(self.sweep_at), Instant::min)
     }
 

@@ -23,15 +23,19 @@ pub(super) struct Needs {
     pub(super) fsync: bool,
     /// The kernel must have the buffered log, because a write in it is answered.
     pub(super) buffered: bool,
+    /// The standbys must have what is shipped, because a change in it is answered (R18).
+    pub(super) received: bool,
 }
 
-/// Positions in the two logs.
-#[derive(Debug, Clone, Copy)]
+/// Positions in the two logs, and in what is shipped. Zero waits for nothing.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LogAt {
     /// The kernel has the buffered log up to here.
     pub(super) written: u64,
     /// The fsync log is on disk up to here.
     pub(super) durable: u64,
+    /// The standbys have received everything up to here.
+    pub(super) received: u64,
 }
 
 /// An entry: what it waits for, and what happens then.
@@ -68,6 +72,8 @@ pub(super) struct Pending {
     answers: Vec<(Answer, Needs)>,
     calls: Vec<Call>,
     raised: Vec<Timed<(Raise, Call)>>,
+    /// Entries that need the standbys, each with the positions of the logs that it needs then.
+    received: Waiting<(Ready, LogAt)>,
     /// Entries that need the buffered log, each with the position of the fsync log that it needs then.
     written: Waiting<(Ready, u64)>,
     durable: Waiting<Ready>,
@@ -88,8 +94,13 @@ impl Pending {
             Until::Raised(raise, call) => {
                 self.raised.push(Timed { until: now + CEILING_TIME_MAX, what: (raise, call) });
             }
-            Until::Logged(LogAt { written: 0, durable }, ready) => self.durable.push(durable, ready),
-            Until::Logged(LogAt { written, durable }, ready) => self.written.push(written, (ready, durable)),
+            Until::Logged(at @ LogAt { received: 1.., .. }, ready) => {
+                self.received.push(at.received, (ready, at));
+            }
+            Until::Logged(LogAt { written: 0, durable, .. }, ready) => self.durable.push(durable, ready),
+            Until::Logged(LogAt { written, durable, .. }, ready) => {
+                self.written.push(written, (ready, durable));
+            }
             Until::Flushed(call) => self.flushed = Some(Timed { until: now + STALL_MAX, what: call }),
         }
     }
@@ -106,6 +117,15 @@ impl Pending {
 
     /// The next entry for which the logs are far enough.
     pub(super) fn pop_logged(&mut self, logs: LogAt) -> Option<Ready> {
+        while let Some((ready, at)) = self.received.pop(logs.received) {
+            if at.written > logs.written {
+                self.written.push(at.written, (ready, at.durable));
+            } else if at.durable > logs.durable {
+                self.durable.push(at.durable, ready);
+            } else {
+                return Some(ready);
+            }
+        }
         while let Some((ready, durable)) = self.written.pop(logs.written) {
             if durable <= logs.durable {
                 return Some(ready);
@@ -170,7 +190,7 @@ impl Pending {
 
     /// Whether anything waits for a log.
     pub(super) fn waits_for_logs(&self) -> bool {
-        !(self.durable.is_empty() && self.written.is_empty()) || self.stalls()
+        !(self.durable.is_empty() && self.written.is_empty() && self.received.is_empty()) || self.stalls()
     }
 
     /// When the first entry has waited too long.

@@ -36,6 +36,8 @@ pub struct Disk {
     pub buffered: LogState,
     /// The log of Kinds in mode `fsync`, and of all leases, units and compactions.
     pub fsync: LogState,
+    /// Whether checkpoint and logs have everything. A standby's do not before its first checkpoint.
+    pub covered: bool,
 }
 
 impl Disk {
@@ -96,7 +98,7 @@ impl Core {
     /// Whether the clock is confirmed (R3) and its ceiling leaves room for another revision (R2).
     #[must_use]
     pub fn may_assign(&self) -> bool {
-        self.clock.is_confirmed() && self.engine.may_assign(self.clock.wall())
+        self.replica.is_none() && self.clock.is_confirmed() && self.engine.may_assign(self.clock.wall())
     }
 
     /// Whether only the ceiling keeps the clock from a revision. A revision that it may not follow to (R3) waits for no
@@ -161,7 +163,7 @@ impl Core {
 
     /// Refuses a request whose writes the logs do not take.
     pub(super) fn check_disk(&self, op: &Op) -> Result<(), KvError> {
-        if self.disk == Disk::default() {
+        if (self.disk.fsync, self.disk.buffered) == <(LogState, LogState)>::default() {
             return Ok(());
         }
         match op {

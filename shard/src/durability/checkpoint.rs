@@ -139,6 +139,11 @@ impl Checkpoints {
         }
     }
 
+    /// Whether what the engine has is on disk only with the next checkpoint.
+    pub(super) fn is_damaged(&self) -> bool {
+        self.damaged
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use kindred_engine::{
-    durability::{KindGap, Logged, Mark},
+    durability::{Applied, KindGap, Logged, Mark},
     engine::Engine,
 };
 use kindred_partition_config::ids::Revision;
@@ -34,6 +34,7 @@ use super::{
 use crate::{
     core::{Core, Disk as DiskState, LogState},
     metrics::LogMetrics,
+    standby::shipping::Shipping,
 };
 
 /// How long a clean stop waits for the disk.
@@ -202,7 +203,7 @@ fn room(logged: &Logged) -> usize {
 }
 
 /// Encodes a record of the engine.
-pub(super) fn push(batch: &mut Batch, logged: &Logged) {
+pub(crate) fn push(batch: &mut Batch, logged: &Logged) {
     match logged {
         Logged::Version(version) => record::push_version(batch, version),
         Logged::Lease(lease) => batch.push(&Record::Lease(&record::lease(lease))),
@@ -217,6 +218,17 @@ pub(super) fn push(batch: &mut Batch, logged: &Logged) {
     }
 }
 
+/// A batch of the fsync log whose changes are not visible yet.
+#[derive(Debug)]
+pub(super) struct Unpublished {
+    /// Its position in the log.
+    position: u64,
+    /// Its position among what is shipped to standbys.
+    shipped: u64,
+    /// What becomes visible.
+    mark: Mark,
+}
+
 /// The logs of a shard with a data directory.
 #[derive(Debug)]
 pub struct DiskLogs {
@@ -225,8 +237,8 @@ pub struct DiskLogs {
     pub(super) fsync: OpenLog,
     pub(super) buffered: OpenLog,
     pub(super) changed: Arc<Notify>,
-    /// Positions of the fsync log that are not published yet, with the mark that becomes visible at each.
-    pub(super) marks: VecDeque<(u64, Mark)>,
+    /// What of the fsync log is not published yet.
+    pub(super) marks: VecDeque<Unpublished>,
     /// The position at which the fsync log has the gaps that the start found (R10). Until that is on disk, the buffered
     /// log must hold nothing that claims, or seems to claim, that everything before is there.
     pub(super) first: FrameSeq,
@@ -250,7 +262,7 @@ impl DiskLogs {
     /// Hands over the records of the start, the first that the logs get.
     pub(super) fn begin(&mut self, engine: &mut Engine) {
         self.first = self.fsync.log.next();
-        self.append(engine);
+        self.append(engine.take_applied(), 0);
         self.first = self.fsync.position;
     }
 
@@ -266,8 +278,7 @@ impl DiskLogs {
         self.fsync.durable() >= self.first.0
     }
 
-    pub(super) fn append(&mut self, engine: &mut Engine) {
-        let applied = engine.take_applied();
+    pub(super) fn append(&mut self, applied: Applied, shipped: u64) {
         let something = !(applied.fsync.is_empty() && applied.buffered.is_empty());
         if something {
             reach(Point::LoopAppend, Side::Before);
@@ -275,7 +286,8 @@ impl DiskLogs {
         if !applied.fsync.is_empty() {
             self.fsync.append(batch(&applied.fsync));
             // A batch that could not be appended is never published.
-            self.marks.push_back((self.fsync.position(), applied.mark));
+            let position = self.fsync.position();
+            self.marks.push_back(Unpublished { position, shipped, mark: applied.mark });
         }
         let promises = applied.promise > self.promised && !self.buffered.broken && self.has_begun();
         if promises {
@@ -313,7 +325,7 @@ impl DiskLogs {
     pub(super) fn durable(&self) -> u64 {
         self.marks
             .front()
-            .map_or_else(|| self.fsync.durable(), |(waits, _)| self.fsync.durable().min(waits - 1))
+            .map_or_else(|| self.fsync.durable(), |waits| self.fsync.durable().min(waits.position - 1))
     }
 
     pub(super) fn is_flushed(&self) -> bool {
@@ -321,32 +333,42 @@ impl DiskLogs {
         self.fsync.is_flushed() & self.buffered.is_flushed() && self.marks.is_empty()
     }
 
-    pub(super) fn settle(&mut self, core: &mut Core) {
-        let durable = self.fsync.durable();
+    pub(super) fn settle(&mut self, core: &mut Core, shipping: &mut Shipping) {
+        let (durable, received) = (self.fsync.durable(), shipping.received());
         let mut published = None;
-        while let Some((_, mark)) = self.marks.pop_front_if(|(position, _)| *position <= durable) {
+        let done = |waits: &mut Unpublished| waits.position <= durable && waits.shipped <= received;
+        while let Some(Unpublished { mark, .. }) = self.marks.pop_front_if(done) {
             published = Some(mark);
         }
         if let Some(mark) = published {
             around(Point::LoopPublish, || core.engine.publish_fsync(mark));
         }
+        let covered = !self.checkpoints.is_damaged();
         let buffered = if self.has_begun() { self.buffered.state() } else { LogState::Failing };
         core.disk = match self.reserve.is_released() {
             // Clients' writes would only use up the room that is left for a checkpoint.
-            true => DiskState { buffered: LogState::Failing, fsync: LogState::Failing },
-            false => DiskState { buffered, fsync: self.fsync.state() },
+            true => DiskState { buffered: LogState::Failing, fsync: LogState::Failing, covered },
+            false => DiskState { buffered, fsync: self.fsync.state(), covered },
         };
         if !self.dense {
             let keeper = &mut self.ceiling;
             let ceiling = keeper.ceiling();
-            core.engine.set_ceiling(ceiling);
+            core.engine.set_ceiling(shipping.ceiling(ceiling));
             let (now, last) = (core.clock.wall(), core.engine.last_revision());
-            if core.clock.is_confirmed()
+            if let Some(replica) = &core.replica {
+                keeper.ask(replica.ceiling);
+            } else if core.clock.is_confirmed()
                 && let Some(wanted) = ceiling::wanted(now, last, ceiling, keeper.last_took())
             {
                 keeper.ask(wanted);
             }
         }
+    }
+
+    /// Whether everything is on disk and published, and the ceiling on disk is above this one; if not, hurries that.
+    pub(super) fn is_whole_above(&mut self, ceiling: Revision) -> bool {
+        self.ask_ceiling(Some(ceiling));
+        self.is_flushed() && self.ceiling.ceiling() > ceiling
     }
 
     /// Tells whether a log cannot be written because the disk is full.
@@ -427,7 +449,7 @@ impl DiskLogs {
 
     /// Appends what is left, and to each log the mark that nothing is missing. Returns the last revision.
     fn mark_clean(&mut self, core: &mut Core) -> Revision {
-        self.append(&mut core.engine);
+        self.append(core.engine.take_applied(), 0);
         let last = core.engine.last_revision();
         around(Point::StopMark, || {
             for log in [&mut self.fsync, &mut self.buffered] {

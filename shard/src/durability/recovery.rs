@@ -8,7 +8,7 @@ use kindred_engine::{
     recover::{KindReplay, Lost, Recovered},
 };
 use kindred_partition_config::{ids::Revision, key::Key};
-use kindred_wal::{Disk, Frame, GapRecord, LogKind, Progress, Record, Recovery, Source, VisitError};
+use kindred_wal::{Disk, Frame, GapRecord, LogKind, Progress, Record, Records, Recovery, Source, VisitError};
 
 use super::{
     record::{self, RecordError},
@@ -46,6 +46,20 @@ impl Gathered {
     #[must_use]
     pub fn telling(starting: Starting) -> Self {
         Self { starting, ..Self::default() }
+    }
+
+    /// Takes what a primary has copied to its standby. Returns the ceiling of the primary's clock.
+    pub fn set_copied(&mut self, copied: Recovered) -> Revision {
+        let ceiling = std::mem::replace(&mut self.found, copied).start.max(self.found.start);
+        self.found.start = Revision::ZERO;
+        self.something = true;
+        ceiling
+    }
+
+    /// Whether this is a copy.
+    #[must_use]
+    pub fn is_copied(&self) -> bool {
+        self.found.copied
     }
 
     #[must_use]
@@ -139,13 +153,30 @@ impl Gathered {
             fsync: start.lost.then_some(Revision::ZERO),
             none_is_whole: clean && self.unkept,
         };
-        let found = Recovered { lost, start: highest, ..self.found };
+        let found = match self.found.copied {
+            true => self.found,
+            false => Recovered { lost, start: highest, ..self.found },
+        };
         // An unconfirmed wall clock assigns nothing (R3).
         let now = if clock.is_confirmed() { clock.wall() } else { WallMicros(0) };
         let mut recovery = engine::Recovery::new(config, found);
         let restored = on_all_cores(std::mem::take(&mut recovery.kinds), KindReplay::run);
         Ok(recovery.finish(restored, now, clock.mono())?)
     }
+}
+
+/// The records that a primary has shipped in one message.
+///
+/// # Errors
+/// When this version does not understand one.
+pub fn shipped(payload: &[u8]) -> Result<Vec<Logged>, RecordError> {
+    let mut found = Vec::new();
+    for record in Records::new(payload) {
+        let record =
+            record.map_err(|damage| RecordError::Value { what: "shipment", value: damage.to_string() })?;
+        found.extend(meaning(&record)?);
+    }
+    Ok(found)
 }
 
 /// The engine's record for a record; `None` for those that concern only the logs.

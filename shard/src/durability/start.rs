@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use kindred_engine::{
     durability::{KindModes, ModesTaken},
     engine::{Engine, EngineConfig, RevisionMode},
+    recover as engine_recover,
 };
 use kindred_partition_config::ids::{Revision, Slot};
 use kindred_transport::{private, random::bits as random};
@@ -33,7 +34,7 @@ use super::{
 use crate::{
     clock::Clock,
     config::durability::DurabilitySettings,
-    core::{Core, CoreSettings},
+    core::{Core, CoreSettings, Replica},
     identity::Identity,
     starting::Starting,
 };
@@ -169,6 +170,41 @@ pub async fn open(
     opened.with_context(|| format!("--data-dir {}", path.display()))
 }
 
+/// Opens an empty data directory with what a primary has copied. Nothing of it is on disk before the first checkpoint,
+/// which is due at once.
+///
+/// # Errors
+/// When the directory cannot be used.
+pub async fn open_copied(
+    directory: Directory,
+    config: EngineConfig,
+    clock: Clock,
+    of_core: CoreSettings,
+    settings: &DurabilitySettings,
+    copied: engine_recover::Recovered,
+) -> anyhow::Result<(Core, Logs)> {
+    let Directory { path, lock } = directory;
+    let layout = Layout::new(&path);
+    let disk = failpoint::watched(Arc::new(RealDisk), &layout);
+    let workers = Workers::threads();
+    let began = workers.elapsed();
+    let opened = async {
+        let (of_read, at) = (disk.clone(), layout.clone());
+        let dense = config.revisions == RevisionMode::Dense;
+        let read = move || read(&*of_read, &at, dense, OnDamage::Refuse, Gathered::default());
+        let mut found = tokio::task::spawn_blocking(read).await??;
+        anyhow::ensure!(found.gathered.is_nothing(), "the directory of a new standby is not empty");
+        let ceiling = found.gathered.set_copied(copied);
+        let place = Place { disk, layout, lock: Some(lock), workers, began };
+        let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
+        let on_disk = on_disk(&opening.logs).await;
+        let (mut core, logs) = opening.finish(on_disk)?;
+        core.replica = Some(Replica { ceiling, modes: None });
+        anyhow::Ok((core, logs))
+    };
+    opened.await.with_context(|| format!("--data-dir {}", path.display()))
+}
+
 /// As [`open`], on any disk.
 pub(super) async fn open_on(
     disk: Arc<dyn Disk>,
@@ -259,7 +295,7 @@ impl Opening {
         let dense = config.revisions == RevisionMode::Dense;
         tell(&recovered);
         let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
-        let wanted = modes(settings);
+        let (wanted, copied) = (modes(settings), gathered.is_copied());
         let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
         if gathered.is_clean(&start) {
             gathered.take_unkept(&*disk, &layout.stopped());
@@ -284,7 +320,8 @@ impl Opening {
             false => first_ceiling(&*disk, &layout, clock_file, &mut engine, &clock),
         };
         let clock_file = around(Point::StartCeiling, first)?;
-        let taken = set_modes(&mut engine, &wanted)?;
+        // A standby has its primary's.
+        let taken = if copied { None } else { set_modes(&mut engine, &wanted)? };
         let changed = Arc::new(Notify::new());
         let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
         let open = |kind, end| open_log(&workers, &disk, &layout, kind, end, settings, &changed);
@@ -308,7 +345,7 @@ impl Opening {
             first: FrameSeq(0),
             promised: Revision::ZERO,
             reserve,
-            checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost),
+            checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost || copied),
             workers,
             _lock: lock,
         };

@@ -17,7 +17,10 @@ use kindred_proto::{
         batches::batches_server::BatchesServer, feeds::feeds_server::FeedsServer,
         kv::k_v_server::KVServer as KvServer, watch::watch_server::WatchServer,
     },
-    shard_v1::{leases_server::LeasesServer, shard_server::ShardServer, units_server::UnitsServer},
+    shard_v1::{
+        leases_server::LeasesServer, shard_server::ShardServer, standbys_server::StandbysServer,
+        units_server::UnitsServer,
+    },
 };
 use kindred_transport::listener::ConnectionInfo;
 use tonic::{
@@ -37,6 +40,7 @@ use crate::{
         batch::{self, BatchService},
         feed::FeedService,
         leases::LeasesService,
+        standbys::StandbyService,
         units::{self, UnitService},
     },
     metrics::{CallMetrics, call_metrics},
@@ -58,6 +62,8 @@ const UNSUPPORTED: [(&str, &str); 8] = [
 const SERVING: &[u8] = &[0x08, 0x01];
 /// The call that a shard of a cluster awaits before it serves any other.
 const HELLO: &str = "/kindred.shard.v1.Shard/Hello";
+/// The calls about the roles of members, which those that do not serve take too.
+const STANDBYS: &str = "/kindred.shard.v1.Standbys/";
 
 #[derive(Clone)]
 pub struct Front {
@@ -72,12 +78,13 @@ pub struct Front {
     feeds: FeedsServer<FeedService>,
     units: UnitsServer<UnitService>,
     leases: LeasesServer<LeasesService>,
+    standbys: StandbysServer<StandbyService>,
 }
 
 impl Front {
     #[must_use]
-    pub fn new(member: Member, shard: ShardService) -> Self {
-        let units = UnitService::new(&member, shard.incarnation());
+    pub fn new(member: Member, shard: ShardService, standbys: StandbyService) -> Self {
+        let units = UnitService::new(&member, member.membership.shared_incarnation());
         let bytes_max = member.receive_bytes_max();
         Self {
             kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),
@@ -91,6 +98,7 @@ impl Front {
             feeds: FeedsServer::new(FeedService(member.clone())),
             units: UnitsServer::new(units).max_decoding_message_size(units::MESSAGE_BYTES_MAX),
             leases: LeasesServer::new(LeasesService(member.clone())),
+            standbys: StandbysServer::new(standbys),
             member,
         }
     }
@@ -141,8 +149,9 @@ impl Service<http::Request<Body>> for Front {
         let path = request.uri().path();
         let metrics = call_metrics(path);
         metrics.started();
-        let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO {
-            Box::pin(std::future::ready(Ok(status(&KvError::AwaitsClock).into_http())))
+        let of_standbys = path.starts_with(STANDBYS);
+        let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO && !of_standbys {
+            Box::pin(std::future::ready(Ok(status(&self.member.serves_not()).into_http())))
         } else if let Err(refused) =
             self.member.door.admits(path, ConnectionInfo::of(request.extensions()), request.headers())
         {
@@ -169,6 +178,8 @@ impl Service<http::Request<Body>> for Front {
             self.units.call(request)
         } else if path.starts_with("/kindred.shard.v1.Leases/") {
             self.leases.call(request)
+        } else if of_standbys {
+            self.standbys.call(request)
         } else {
             self.by_path(request)
         };

@@ -3,7 +3,13 @@
 //!
 //! Calls run between batches, after everything applied is published: the engine refuses to freeze or open otherwise.
 
-use std::pin::Pin;
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use kindred_engine::units::{UnitError, UnitMove};
 use kindred_partition_config::{ids::Revision, key::Key, unit::Unit};
@@ -43,7 +49,7 @@ pub const MESSAGE_BYTES_MAX: usize = 256 << 20;
 pub struct UnitService {
     handle: Handle,
     stopping: CancellationToken,
-    incarnation: u64,
+    incarnation: Arc<AtomicU64>,
     metrics: &'static UnitMetrics,
 }
 
@@ -52,15 +58,21 @@ pub type Outbound<T> = mpsc::Sender<Result<T, Status>>;
 type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl UnitService {
-    /// The service of a member with this incarnation.
+    /// The service of a member whose incarnation this is.
     #[must_use]
-    pub fn new(member: &Member, incarnation: u64) -> Self {
-        Self::over(member.handle.clone(), member.stopping.clone(), incarnation)
+    pub fn new(member: &Member, incarnation: Arc<AtomicU64>) -> Self {
+        let (handle, stopping) = (member.handle.clone(), member.stopping.clone());
+        Self { handle, stopping, incarnation, metrics: UnitMetrics::get() }
+    }
+
+    fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
     }
 
     /// The service of a loop of this incarnation, until `stopping`.
     #[must_use]
     pub fn over(handle: Handle, stopping: CancellationToken, incarnation: u64) -> Self {
+        let incarnation = Arc::new(AtomicU64::new(incarnation));
         Self { handle, stopping, incarnation, metrics: UnitMetrics::get() }
     }
 
@@ -187,7 +199,7 @@ impl Units for UnitService {
         let (records, highest) = self.handle.call_visible(call::ListUnits {}).await?;
         let records = records.into_iter().map(convert::record).collect();
         let highest_move = highest.map_or(0, |id| id.0);
-        Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation, highest_move }))
+        Ok(Response::new(pb::UnitsListResponse { records, incarnation: self.incarnation(), highest_move }))
     }
 
     async fn track(&self, request: Request<pb::TrackRequest>) -> Result<Response<pb::TrackResponse>, Status> {
@@ -276,7 +288,7 @@ impl Units for UnitService {
         let answers =
             answers.map(|answer| answer.unwrap_or_else(|refused| Answer::Refused(refusal(refused))));
         let answers = answers.map(|answer| pb::UnitAnswer { answer: Some(answer) }).collect();
-        Ok(Response::new(pb::UnitAnswers { answers, incarnation: self.incarnation }))
+        Ok(Response::new(pb::UnitAnswers { answers, incarnation: self.incarnation() }))
     }
 
     async fn tails(&self, request: Request<pb::TailsRequest>) -> Result<Response<pb::TailsResponse>, Status> {

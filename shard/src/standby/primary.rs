@@ -89,6 +89,17 @@ impl Primary {
         self.members.remove(id);
     }
 
+    /// Whether everything waits for a standby.
+    #[must_use]
+    pub fn counts(&self, id: &MemberId) -> bool {
+        self.members.get(id).is_some_and(|member| member.counts)
+    }
+
+    /// The members of the set.
+    pub fn counted(&self) -> impl Iterator<Item = &MemberId> {
+        self.members.iter().filter(|(_, member)| member.counts).map(|(id, _)| id)
+    }
+
     /// Whether the set is empty.
     #[must_use]
     pub fn is_alone(&self) -> bool {

@@ -296,6 +296,12 @@ impl Batch {
         &self.payload
     }
 
+    /// The records, without a copy.
+    #[must_use]
+    pub fn into_records(self) -> Vec<u8> {
+        self.payload
+    }
+
     /// The batch as the payload of a frame.
     ///
     /// # Errors

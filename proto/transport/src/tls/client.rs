@@ -49,6 +49,20 @@ pub struct StoreTlsArgs {
     pub store_insecure_skip_tls_verify: bool,
 }
 
+/// TLS flags of a standby for its primary.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct StandbyTlsArgs {
+    /// CA of the primary's certificate (PEM); otherwise the system's.
+    #[arg(long, value_name = "FILE")]
+    pub standby_trusted_ca_file: Option<PathBuf>,
+    /// Certificate to show to the primary (PEM); reloaded when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub standby_cert_file: Option<PathBuf>,
+    /// Key of --standby-cert-file (PEM).
+    #[arg(long, value_name = "FILE")]
+    pub standby_key_file: Option<PathBuf>,
+}
+
 /// The TLS settings of a client. By default it verifies servers with the system's roots and shows no certificate.
 #[derive(Debug, Clone, Default)]
 pub struct ClientTlsSettings {
@@ -98,6 +112,28 @@ impl ClientTlsArgs {
     /// When a file is unusable.
     pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
         self.settings()?.map(ClientTls::load).transpose()
+    }
+}
+
+impl StandbyTlsArgs {
+    /// Loads the files; `None` if no flag was given (`https://` endpoints then use the system's roots).
+    ///
+    /// # Errors
+    /// When a file is unusable, or a certificate lacks its key or a key its certificate.
+    pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
+        let flags = ClientFlags {
+            trusted_ca_file: "--standby-trusted-ca-file",
+            cert_file: "--standby-cert-file",
+            key_file: "--standby-key-file",
+        };
+        let settings = settings(
+            flags,
+            self.standby_trusted_ca_file.clone(),
+            self.standby_cert_file.clone(),
+            self.standby_key_file.clone(),
+            false,
+        );
+        settings?.map(ClientTls::load).transpose()
     }
 }
 

@@ -34,13 +34,20 @@ impl Engine {
     /// Begins a walk. Everything that [`Engine::take_applied`] returns from now on must be logged behind the place from
     /// which this checkpoint will be replayed.
     pub fn checkpoint_begin(&mut self) -> Walk {
-        Walk(Stage::Imports(self.imports.clone().into_iter(), Walked::Kept))
+        self.walk_over(Walked::Kept)
     }
 
     /// Begins a walk over everything, whatever the Kinds' modes, for a standby. What [`Engine::take_applied`] returns as
     /// shipped from now on is to be sent behind.
     pub fn copy_begin(&mut self) -> Walk {
-        Walk(Stage::Imports(self.imports.clone().into_iter(), Walked::All))
+        self.walk_over(Walked::All)
+    }
+
+    fn walk_over(&self, walked: Walked) -> Walk {
+        if self.imports.is_empty() {
+            return Walk(Stage::Keys(Place::default(), walked));
+        }
+        Walk(Stage::Imports(self.imports.clone().into_iter(), walked))
     }
 
     /// Begins a walk over what [`Engine::checkpoint_begin`] leaves out: the keys of Kinds in mode `none`. It serves a

@@ -72,6 +72,12 @@ impl Engine {
         self.space.outbox.fsync.len()
     }
 
+    /// The number of records that [`Engine::take_applied`] would return as shipped now.
+    #[must_use]
+    pub fn logged_shipped(&self) -> usize {
+        self.space.outbox.shipped.as_ref().map_or(0, Vec::len)
+    }
+
     /// The same for the buffered log.
     #[must_use]
     pub fn logged_buffered(&self) -> usize {
@@ -104,6 +110,12 @@ impl Engine {
     /// published.
     pub fn ship(&mut self, on: bool) {
         self.space.ship(on);
+    }
+
+    /// Whether changes are shipped; see [`Engine::ship`].
+    #[must_use]
+    pub fn ships(&self) -> bool {
+        self.space.ships()
     }
 
     pub(super) fn published(&mut self, events: &[(KindId, Version)]) {

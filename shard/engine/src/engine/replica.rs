@@ -4,14 +4,18 @@
 //!
 //! It begins as an engine recovered from a copy of the other one ([`Engine::copy_begin`]).
 
+use std::sync::Arc;
+
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::Key,
 };
 
-use super::{Engine, MonoMillis, RevisionMode, WallMicros};
+use super::{Engine, MonoMillis};
 use crate::{
     durability::{DurableUnit, Imported, Logged, UnitTable},
+    recover::KindReplay,
+    space::{Displaced, DisplacedKind},
     types::{ClockOffset, KindModes},
     units::table::UnitId,
     version::Version,
@@ -42,7 +46,7 @@ impl Engine {
             Logged::Imported(imported) if imported.versions.is_empty() => {
                 self.imports.retain(|known| known.unit != imported.unit);
             }
-            Logged::Imported(imported) => self.replicate_import(*imported)?,
+            Logged::Imported(imported) => self.replicate_import(*imported),
         }
         Ok(None)
     }
@@ -84,9 +88,9 @@ impl Engine {
         Ok(())
     }
 
-    fn replicate_import(&mut self, imported: Imported) -> Result<(), ClockOffset> {
-        let highest = imported.versions.iter().map(Version::mod_revision).max();
-        self.clock.recover(highest.unwrap_or(Revision::ZERO))?;
+    /// The clock stays as it is: the versions are of another store, whose clock may be ahead. What is sealed is below
+    /// the ceiling.
+    fn replicate_import(&mut self, imported: Imported) {
         let unit = imported.unit;
         self.space.outbox.imported(unit, imported.versions.clone());
         self.imports.push(imported);
@@ -97,7 +101,6 @@ impl Engine {
             // It repeats an import that is sealed.
             self.place_again(table, Some(unit));
         }
-        Ok(())
     }
 
     fn replicate_units(&mut self, table: UnitTable) {
@@ -108,26 +111,29 @@ impl Engine {
     /// Takes over a table of units, and puts each key where it then belongs. `again` names a unit of which there is
     /// more than was placed.
     fn place_again(&mut self, table: UnitTable, again: Option<u64>) {
-        let (before, now) = self.space.place_again(&table, &mut self.imports, again);
-        self.relink(before, now);
+        let floors = (self.space.floor, self.space.compacted);
+        let Displaced { kinds, leased } = self.space.place_again(&table, &mut self.imports, again);
+        let units = Arc::new(table.clone());
+        let mut now = Vec::new();
+        for DisplacedKind { home, prefix, versions } in kinds {
+            let restored = KindReplay::whole(prefix, versions, floors, units.clone()).run();
+            now.extend(self.space.placed(home, restored));
+        }
+        self.relink(leased, now);
         // What is sealed can be taken back, so its imports are kept until the unit is opened or dropped.
         self.imports.retain(|imported| !table.has_opened(imported.unit));
     }
 
-    /// Goes on in the place of the other engine, with revisions above `above`, its ceiling (R2). Everything taken over
-    /// must be published. Leases have their whole time again.
+    /// Goes on in the place of the other engine, with revisions above its ceiling (R2). Everything taken over must be
+    /// published. Leases have their whole time again.
     ///
     /// # Errors
     /// When the ceiling is one that no clock could have had; then nothing has changed.
-    pub fn promote(&mut self, above: Revision, now: WallMicros, mono: MonoMillis) -> Result<(), ClockOffset> {
+    pub fn promote(&mut self, ceiling: Revision, mono: MonoMillis) -> Result<(), ClockOffset> {
         debug_assert!(self.space.first_unpublished().is_none(), "all that was taken over is published");
-        let given = self.clock.last().max(above);
-        self.clock.recover(given)?;
-        let dense = self.config.revisions == RevisionMode::Dense;
-        let start = match self.clock.promise(now) {
-            start if start > given || dense => start,
-            _ => self.clock.assign(now),
-        };
+        // The other engine has shown nothing at its ceiling, so this one may begin there.
+        let start = self.clock.last().max(ceiling);
+        self.clock.recover(start)?;
         // Imports that were never sealed are copied again (R15).
         self.imports.clear();
         self.space.begin_shown(start);

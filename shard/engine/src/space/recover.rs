@@ -1,7 +1,5 @@
 //! Restores the keyspaces after a restart, and those of a replica when its units change.
 
-use std::sync::Arc;
-
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::Key,
@@ -12,7 +10,6 @@ use super::{Frontier, KindId, MISC, Space, walk::Place};
 use crate::{
     durability::{DurableUnit, Imported, Logged, UnitTable},
     keyspace::Keyspace,
-    recover::KindReplay,
     types::{Durability, KindGap, KindModes},
     units::table::{UnitId, Units},
     version::Version,
@@ -49,7 +46,22 @@ impl RestoredKind {
 }
 
 /// Keys with their leases.
-type Leased = Vec<(LeaseId, Key)>;
+pub(crate) type Leased = Vec<(LeaseId, Key)>;
+
+/// A Kind whose versions may belong to other keyspaces.
+pub(crate) struct DisplacedKind {
+    pub(crate) home: KindId,
+    pub(crate) prefix: Key,
+    /// All of them, each with the number under which a log has it.
+    pub(crate) versions: Vec<(u64, Version)>,
+}
+
+/// What may belong to other keyspaces since the units changed.
+pub(crate) struct Displaced {
+    pub(crate) kinds: Vec<DisplacedKind>,
+    /// Their keys with leases.
+    pub(crate) leased: Leased,
+}
 
 impl Space {
     /// Installs the replayed Kinds, modes, units and gaps. Everything shows `start`.
@@ -85,26 +97,30 @@ impl Space {
     /// Shows this revision everywhere. Everything must be published.
     pub(crate) fn begin_shown(&mut self, start: Revision) {
         self.others = Frontier::at(start);
-        self.kinds.iter_mut().for_each(|kind| kind.frontier = Frontier::at(start));
+        for kind in &mut self.kinds {
+            kind.frontier = Frontier::at(start);
+            // As after a restart.
+            kind.asked = !kind.keys.is_empty();
+        }
         self.forget_raised();
     }
 
-    /// Takes over a table of units. Keys that belong to another keyspace by it than before are placed as a restart would
-    /// place them, the imported ones among them. Adds to these what is in units that are given away: the other engine
-    /// goes on from that if it takes such a unit back. Returns the keys with leases that were in the keyspaces concerned,
-    /// and those that are.
+    /// Takes over a table of units. Adds to the imported versions what is in units that are given away: the other engine
+    /// goes on from that if it takes such a unit back. Returns what may belong to another keyspace by this table, to be
+    /// replayed and given to [`Space::placed`].
     pub(crate) fn place_again(
         &mut self,
         table: &UnitTable,
         imported: &mut Vec<Imported>,
         again: Option<u64>,
-    ) -> (Leased, Leased) {
+    ) -> Displaced {
         let homes = self.concerned(table, imported, again);
         imported.extend(self.given_away(table));
-        let (mut before, mut found) = (Vec::new(), Vec::new());
-        for home in &homes {
-            found.push(self.numbered(*home, imported));
-            before.extend(self.leased(*home));
+        let (mut leased, mut kinds) = (Vec::new(), Vec::new());
+        for home in homes {
+            let (prefix, versions) = (self.kind(home).prefix.clone(), self.numbered(home, imported));
+            kinds.push(DisplacedKind { home, prefix, versions });
+            leased.extend(self.leased(home));
         }
         let used = self.units.next_id();
         let mut units = Units::restore(table.clone());
@@ -115,25 +131,22 @@ impl Space {
         }
         self.units = units;
         self.count_gaps();
-        let (table, mut now) = (Arc::new(table.clone()), Vec::new());
-        for (home, versions) in homes.into_iter().zip(found) {
-            let prefix = self.kind(home).prefix.clone();
-            let floors = (self.floor, self.compacted);
-            let RestoredKind { keys, parts, leased, .. } =
-                KindReplay::whole(prefix, versions, floors, table.clone()).run();
-            let kind = self.kind_mut(home);
-            (kind.keys, kind.parts) = (keys, parts);
-            now.extend(leased);
-        }
-        (before, now)
+        Displaced { kinds, leased }
     }
 
-    /// What is in units that are given away by this table.
+    /// Installs a Kind that was placed again. Returns its keys with their leases.
+    pub(crate) fn placed(&mut self, home: KindId, restored: RestoredKind) -> Leased {
+        let kind = self.kind_mut(home);
+        (kind.keys, kind.parts) = (restored.keys, restored.parts);
+        restored.leased
+    }
+
+    /// What is in units that by this table are given away, or not sealed any more.
     fn given_away(&self, table: &UnitTable) -> Vec<Imported> {
-        let gone = |number: u64| {
-            table.records.iter().any(|entry| entry.number == number && entry.state == DurableUnit::Gone)
+        let is_here = |number: u64| {
+            table.records.iter().any(|entry| entry.number == number && entry.state != DurableUnit::Gone)
         };
-        let records = self.units.records.iter().filter(|record| record.is_visible() && gone(record.id.0));
+        let records = self.units.records.iter().filter(|record| !is_here(record.id.0));
         let mut given = Vec::new();
         for unit in records.map(|record| record.id) {
             let mut give = |logged| match logged {

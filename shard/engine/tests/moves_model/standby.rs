@@ -36,6 +36,7 @@ fn publish(replica: &mut Engine) {
     let applied = replica.take_applied();
     replica.publish();
     replica.publish_fsync(applied.mark);
+    replica.validate();
 }
 
 /// Everything that a client or another store could ask.
@@ -60,7 +61,12 @@ fn shown(engine: &mut Engine, revisions: &[Revision], leases: &[LeaseId]) -> Vec
                 }
             }
             engine.watch_close(stream);
-            reads.push(format!("{from} {out:?}"));
+            // The floor that is told may differ by what is known of empty Kinds.
+            let out = out.iter().map(|out| match out {
+                WatchOut::Compacted { id, .. } => format!("{id:?} is compacted"),
+                out => format!("{out:?}"),
+            });
+            reads.push(format!("{from} {:?}", out.collect::<Vec<_>>()));
         }
     }
     let (mut walk, mut copied) = (engine.copy_begin(), Vec::new());
@@ -88,9 +94,6 @@ impl World {
         for standby in self.standbys.iter_mut().filter(|standby| standby.of == e) {
             for (_, logged) in &applied.shipped {
                 standby.take(logged.clone());
-            }
-            if let Stage::Follows(replica) = &mut standby.stage {
-                replica.validate();
             }
         }
         self.engines[e].publish();
@@ -155,7 +158,8 @@ impl World {
         let ceiling = Revision(self.engines[e].last_revision().get() + 4_096);
         for engine in [&mut *replica, &mut fresh] {
             publish(engine);
-            engine.promote(ceiling, self.now, MonoMillis(500)).expect("no clock is off");
+            while engine.gc(100) {}
+            engine.promote(ceiling, MonoMillis(500)).expect("no clock is off");
             publish(engine);
             while engine.gc(100) {}
             engine.validate();
@@ -168,8 +172,10 @@ impl World {
         assert_eq!(replica.leases(), fresh.leases());
         let (here, there) =
             (shown(&mut replica, &revisions, &leases), shown(&mut fresh, &revisions, &leases));
-        for (here, there) in here.iter().zip(&there) {
-            assert_eq!(here, there, "the standby of engine {e}");
+        for (at, (here, there)) in here.iter().zip(&there).enumerate() {
+            // The engine itself may know an empty Kind that a copy does not have.
+            let mut as_itself = || shown(&mut self.engines[e], &revisions, &leases).get(at) == Some(here);
+            assert!(here == there || as_itself(), "the standby of engine {e}: {here}, not {there}");
         }
         assert_eq!(here.len(), there.len());
     }

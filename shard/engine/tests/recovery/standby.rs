@@ -45,7 +45,7 @@ fn hlc() -> RevisionMode {
 }
 
 enum Standby {
-    Copying(Walk, Recovered),
+    Copying(Walk, Box<Recovered>),
     Follows(Box<Engine>),
 }
 
@@ -55,7 +55,7 @@ impl Standby {
         world.log();
         world.unsent.clear();
         let recovered = Recovered { copied: true, ..Recovered::default() };
-        Self::Copying(world.engine.copy_begin(), recovered)
+        Self::Copying(world.engine.copy_begin(), Box::new(recovered))
     }
 
     fn send(&mut self, world: &mut World, keys: usize) {
@@ -67,7 +67,7 @@ impl Standby {
                     world.engine.checkpoint_next(walk, keys, 1 << 20, |logged| recovered.push(logged));
                 sent.into_iter().for_each(|logged| recovered.push(logged));
                 if !goes_on {
-                    let recovered = std::mem::take(recovered);
+                    let recovered = std::mem::take(&mut **recovered);
                     let replica = Engine::recover(config(hlc()), WallMicros(0), MONO, recovered);
                     *self = Self::Follows(Box::new(replica.expect("no clock is off")));
                 }
@@ -134,10 +134,10 @@ fn run(modes: KindModes, before: &[Turn], turns: &[Turn]) {
     let Standby::Follows(mut replica) = standby else { unreachable!("above") };
     publish(&mut replica);
     let ceiling = Revision(world.engine.last_revision().get() + 5_000);
-    replica.promote(ceiling, WallMicros(10), MONO).expect("no clock is off");
+    replica.promote(ceiling, MONO).expect("no clock is off");
     let records: Vec<Logged> = std::mem::take(&mut world.shipped);
     let start = replica.current_all();
-    assert!(start > ceiling, "R2");
+    assert!(start >= ceiling, "R2");
     let hash = |engine: &mut Engine| engine.hash_kv(None).map(|(hash, _, _)| hash);
     assert_eq!(hash(&mut replica), hash(&mut world.engine));
     let want = check::Want {
@@ -167,7 +167,7 @@ fn r18_a_kind_that_no_log_keeps_is_at_the_standby() {
     standby.send(&mut world, 9);
     let Standby::Follows(mut replica) = standby else { panic!("the walk is short") };
     publish(&mut replica);
-    replica.promote(Revision(2 << 30), WallMicros(10), MONO).expect("no clock is off");
+    replica.promote(Revision(2 << 30), MONO).expect("no clock is off");
     let range = crate::common::query(kindred_partition_config::key::KeyRange::Single(key.into()));
     assert_eq!(replica.range(&range).expect("the present").kvs[0].version(), 2);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kindred_wal::sim::SimDisk;
 
 use super::disk::LifeDisk;
-use crate::{core::Core, durability::Logs, read_hints::ReadHints};
+use crate::{core::Core, durability::Logs, read_hints::ReadHints, standby::shipping::Shipping};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -32,8 +32,9 @@ impl Bench {
     }
 
     pub fn turn(&mut self) {
-        self.logs.settle(&mut self.core);
-        self.logs.append(&mut self.core.engine);
+        self.logs.settle(&mut self.core, &mut Shipping::alone());
+        let applied = self.core.engine.take_applied();
+        self.logs.append(&mut self.core.engine, applied, 0);
         self.core.engine.publish();
     }
 

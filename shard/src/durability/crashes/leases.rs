@@ -32,6 +32,7 @@ use crate::{
     etcd_status::KvError,
     handle::{self, Handle},
     read_hints::ReadHints,
+    standby::{membership::Membership, role::Role, shipping::Shipping},
 };
 
 const LEASE: LeaseId = LeaseId(7);
@@ -49,6 +50,7 @@ async fn attach(handle: &Handle) -> Result<i64, KvError> {
 /// The services of a shard without its network.
 fn member(handle: &Handle) -> Member {
     Member::new(MemberInner {
+        membership: Arc::new(Membership::new(1, None, Role::alone(), 1, None)),
         handle: handle.clone(),
         ids: ServerIds { cluster_id: 1, member_id: 1, raft_term: 1 },
         name: String::new(),
@@ -89,7 +91,8 @@ async fn waits<T>(answer: impl Future<Output = T>) -> bool {
 async fn r12_a_home_says_that_a_lease_is_over_when_a_restart_would_know_it() {
     let (disk, wall) = new_disk(1);
     let (core, logs) = open(LifeDisk::new(&disk), &wall).await.unwrap();
-    let (handle, _loop) = handle::spawn(core, logs, Duration::from_millis(20), CancellationToken::new());
+    let (handle, _loop) =
+        handle::spawn(core, logs, Shipping::alone(), Duration::from_millis(20), CancellationToken::new());
     let member = member(&handle);
     handle.call(call::GrantLease { id: Some(LEASE), ttl_s: 60 }).await.unwrap().unwrap();
     let granted = attach(&handle).await;

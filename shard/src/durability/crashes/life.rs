@@ -42,6 +42,7 @@ use crate::{
     etcd_status::KvError,
     handle::{self, Handle},
     read_hints::ReadHints,
+    standby::shipping::Shipping,
 };
 
 const T0: u64 = 1_767_225_600_000_000;
@@ -244,7 +245,8 @@ impl Shard {
             Err(error) => panic!("{at}: {error:#}\n{:?}", self.disk),
             Ok((core, logs)) => {
                 let stop = CancellationToken::new();
-                let (handle, looping) = handle::spawn(core, logs, Duration::from_millis(20), stop.clone());
+                let (handle, looping) =
+                    handle::spawn(core, logs, Shipping::alone(), Duration::from_millis(20), stop.clone());
                 self.check(&handle, at).await;
                 self.killed = true;
                 let (acknowledged, mut writers) = (Acknowledged::default(), JoinSet::new());

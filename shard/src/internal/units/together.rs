@@ -35,7 +35,7 @@ impl UnitService {
                 Ok(answers) => return Ok(answers),
                 Err(jobs) => jobs,
             };
-            let turn = Turn::new(flushed, self.incarnation, self.metrics);
+            let turn = Turn::new(flushed, self.incarnation(), self.metrics);
             let run = call::RunJobs { jobs, turn };
             jobs = match flushed {
                 true => self.handle.call_flushed(run).await?,

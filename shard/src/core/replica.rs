@@ -1,0 +1,55 @@
+//! What the loop of a standby does (R18): it takes over what its primary ships, and executes nothing itself.
+
+use kindred_engine::{
+    durability::{KindModes, Logged},
+    error::EngineError,
+};
+use kindred_partition_config::ids::Revision;
+
+use super::Core;
+use crate::etcd_status::KvError;
+
+/// What a standby has been told besides records.
+#[derive(Debug, Clone)]
+pub struct Replica {
+    /// The ceiling of its primary's clock (R2).
+    pub ceiling: Revision,
+    /// Modes that are to be set when both logs are flushed.
+    pub modes: Option<KindModes>,
+}
+
+impl Core {
+    /// Takes over what the primary has shipped.
+    pub fn replicate(&mut self, records: Vec<Logged>, ceiling: Revision) -> Result<(), KvError> {
+        let mono = self.clock.mono();
+        for logged in records {
+            self.collecting |= matches!(logged, Logged::Compaction(_));
+            let modes = self.engine.replicate(mono, logged).map_err(EngineError::from)?;
+            if let (Some(modes), Some(replica)) = (modes, &mut self.replica) {
+                replica.modes = Some(modes);
+            }
+        }
+        if let Some(replica) = &mut self.replica {
+            replica.ceiling = replica.ceiling.max(ceiling);
+        }
+        Ok(())
+    }
+
+    /// The modes that a standby is to set now.
+    pub(crate) fn modes_shipped(&mut self) -> Option<KindModes> {
+        let replica = self.replica.as_mut()?;
+        let modes = replica.modes.take()?;
+        (self.engine.modes() != &modes).then_some(modes)
+    }
+
+    /// Goes on in the primary's place. Everything must be on disk and published, a ceiling above the primary's too.
+    ///
+    /// # Errors
+    /// When the ceiling is one that no clock could have had.
+    pub fn take_over(&mut self) -> Result<(), KvError> {
+        let Some(replica) = &self.replica else { return Ok(()) };
+        self.engine.promote(replica.ceiling, self.clock.mono()).map_err(EngineError::from)?;
+        self.replica = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! Service `Standbys`: a standby follows here, and those who keep the record of who is the primary say what it says.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use kindred_partition_config::ids::{Slot, Term};
+use kindred_proto::shard_v1::{
+    self as pb, follow_request, follow_response, member_response, shipment, standbys_server::Standbys,
+};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::{
+    apply_loop::call,
+    etcd::Member,
+    etcd_status::KvError,
+    identity::Identity,
+    standby::{
+        MemberId, Position,
+        follower::NotDone,
+        membership::{Following, Membership},
+        role::{Does, Role, RoleError},
+        shipping::{Control, CopyPart, MESSAGES_MAX, Outlet, Shipment, cost},
+    },
+};
+
+/// Who the store is, for its standbys.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pub identity: Identity,
+    pub name: String,
+    pub slot: Slot,
+    pub etcd_prefix: String,
+    /// Whether revisions are dense: then it is alone.
+    pub dense: bool,
+}
+
+#[derive(Clone)]
+pub struct StandbyService {
+    member: Member,
+    membership: Arc<Membership>,
+    store: Arc<Store>,
+}
+
+fn precondition(error: impl std::fmt::Display) -> Status {
+    Status::failed_precondition(format!("kindred: {error}"))
+}
+
+fn on_disk(error: RoleError) -> Status {
+    Status::unavailable(format!("kindred: the role cannot be kept: {error}"))
+}
+
+/// Refuses a term that is over.
+fn check_term(role: &Role, asked: u64) -> Result<Term, Status> {
+    if asked < role.term.0 {
+        return Err(precondition(NotDone::Over { asked: Term(asked), seen: role.term }));
+    }
+    Ok(Term(asked))
+}
+
+impl StandbyService {
+    #[must_use]
+    pub fn new(member: Member, membership: Arc<Membership>, store: Store) -> Self {
+        Self { member, membership, store: Arc::new(store) }
+    }
+
+    async fn control<T>(&self, control: impl FnOnce(oneshot::Sender<T>) -> Control) -> Result<T, Status> {
+        let (answer, answered) = oneshot::channel();
+        let stopped = || Status::from(KvError::Stopped);
+        if !self.member.handle.control(control(answer)).await {
+            return Err(stopped());
+        }
+        answered.await.map_err(|_| stopped())
+    }
+
+    fn following(&self) -> Result<&Arc<Following>, Status> {
+        self.membership.following.as_ref().ok_or_else(|| precondition("this member is no standby"))
+    }
+
+    /// Refuses whom this member cannot be the primary of.
+    fn check_follower(&self, begin: &pb::FollowBegin, role: &Role) -> Result<(), Status> {
+        let Store { name, slot, dense, .. } = &*self.store;
+        if role.does != Does::Primary || self.membership.in_doubt() {
+            return Err(Status::unavailable("kindred: this member does not serve: follow its primary"));
+        }
+        if self.membership.directory().is_none() || *dense {
+            return Err(precondition(
+                "a store without --data-dir, or with --revisions dense, has no standbys",
+            ));
+        }
+        if begin.name != *name || begin.slot != u32::from(slot.get()) {
+            return Err(precondition(format!(
+                "this is store {name:?} with slot {slot}, and the standby is started as {:?} with slot {}: give it the same \
+                 --name and --slot",
+                begin.name, begin.slot
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn message(shipment: Shipment) -> pb::FollowResponse {
+    let copy = match shipment.copy {
+        None => shipment::Copy::None,
+        Some(CopyPart::Slice) => shipment::Copy::Slice,
+        Some(CopyPart::Last) => shipment::Copy::Last,
+    };
+    let shipment = pb::Shipment {
+        position: shipment.position.0,
+        records: shipment.records,
+        ceiling: shipment.ceiling.get(),
+        copy: copy as i32,
+    };
+    pb::FollowResponse { says: Some(follow_response::Says::Shipment(shipment)) }
+}
+
+/// Tells the loop what a standby says, until it says nothing any more.
+async fn acknowledge(
+    mut says: Streaming<pb::FollowRequest>,
+    member: Member,
+    id: MemberId,
+    waiting: Arc<AtomicU64>,
+) {
+    let heard = async {
+        while let Ok(Some(request)) = says.message().await {
+            let Some(follow_request::Says::Received(received)) = request.says else { continue };
+            let position = Position(received.position);
+            let control = Control::Received { id: id.clone(), position, whole: received.whole };
+            if !member.handle.control(control).await {
+                break;
+            }
+        }
+    };
+    let _ = member.stopping.clone().run_until_cancelled_owned(heard).await;
+    member.handle.control(Control::Gone { id, waiting }).await;
+}
+
+#[tonic::async_trait]
+impl Standbys for StandbyService {
+    type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowResponse, Status>> + Send>>;
+
+    async fn follow(
+        &self,
+        request: Request<Streaming<pb::FollowRequest>>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        let mut says = request.into_inner();
+        let Some(pb::FollowRequest { says: Some(follow_request::Says::Begin(begin)) }) =
+            says.message().await?
+        else {
+            return Err(Status::invalid_argument("kindred: Follow: the first message is not begin"));
+        };
+        let term = {
+            let role = self.membership.role.lock().await;
+            self.check_follower(&begin, &role)?;
+            role.term
+        };
+        // Nothing is in between: from the next change on everything is shipped.
+        self.member.handle.call_flushed(call::Ship {}).await?;
+        let id = MemberId(begin.member);
+        let has = (begin.run == self.membership.run).then_some(Position(begin.position));
+        let (to, mut shipments) = mpsc::channel(MESSAGES_MAX);
+        let waiting = Arc::new(AtomicU64::new(0));
+        if begin.run != 0 && has.is_none() {
+            return Err(Status::out_of_range("kindred: the primary is another process: begin anew"));
+        }
+        let outlet = Outlet { to, waiting: waiting.clone() };
+        let asked = id.clone();
+        if !self.control(|answer| Control::Follow { id: asked, has, outlet, answer }).await? {
+            return Err(Status::out_of_range(
+                "kindred: the primary does not have what is missing: begin anew",
+            ));
+        }
+        tokio::spawn(acknowledge(says, self.member.clone(), id, waiting.clone()));
+        let Store { identity, etcd_prefix, .. } = &*self.store;
+        let welcome = pb::Welcome {
+            store_uuid: identity.uuid.clone(),
+            cluster_id: identity.cluster_id,
+            lineage: identity.lineage.as_ref().map(|lineage| lineage.0.clone()).unwrap_or_default(),
+            incarnation: self.membership.incarnation(),
+            run: self.membership.run,
+            term: term.0,
+            etcd_prefix: etcd_prefix.clone(),
+        };
+        let welcome = pb::FollowResponse { says: Some(follow_response::Says::Welcome(welcome)) };
+        let stopping = self.member.stopping.clone();
+        let stream = futures_util::stream::poll_fn(move |cx| shipments.poll_recv(cx));
+        let stream = futures_util::StreamExt::map(stream, move |shipment: Shipment| {
+            waiting.fetch_sub(cost(&shipment), Ordering::AcqRel);
+            Ok(message(shipment))
+        });
+        let stream = futures_util::StreamExt::chain(tokio_stream::once(Ok(welcome)), stream);
+        let stream = futures_util::StreamExt::take_until(stream, stopping.cancelled_owned());
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn count(&self, request: Request<pb::CountRequest>) -> Result<Response<pb::CountResponse>, Status> {
+        let pb::CountRequest { term, members } = request.into_inner();
+        let members: Vec<MemberId> = members.into_iter().map(MemberId).collect();
+        let mut role = self.membership.role.lock().await;
+        let term = check_term(&role, term)?;
+        if role.does != Does::Primary {
+            return Err(precondition("this member is not the primary"));
+        }
+        // On disk are at any time at least those that may be promoted: after a restart it waits for them (R20).
+        let counted_before = role.counted.clone();
+        let all: Vec<MemberId> = members.iter().chain(&counted_before).cloned().collect();
+        let all = sorted(all);
+        let before = Role { term, counted: all, ..role.clone() };
+        self.membership.keep(&mut role, before).await.map_err(on_disk)?;
+        let ids = members.clone();
+        if let Err(refused) = self.control(|answer| Control::Count { ids, answer }).await? {
+            let unchanged = Role { counted: counted_before, ..role.clone() };
+            self.membership.keep(&mut role, unchanged).await.map_err(on_disk)?;
+            return Err(precondition(refused));
+        }
+        self.membership.confirmed();
+        let after = Role { counted: sorted(members), ..role.clone() };
+        self.membership.keep(&mut role, after).await.map_err(on_disk)?;
+        Ok(Response::new(pb::CountResponse {}))
+    }
+
+    async fn prepare(
+        &self,
+        request: Request<pb::PrepareRequest>,
+    ) -> Result<Response<pb::PrepareResponse>, Status> {
+        let mut role = self.membership.role.lock().await;
+        let term = check_term(&role, request.into_inner().term)?;
+        let following = self.following()?;
+        if role.does != Does::Standby {
+            return Err(precondition("this member is no standby"));
+        }
+        if !following.is_whole() {
+            return Err(precondition("this standby has no whole copy on its disk yet"));
+        }
+        if following.term() < term {
+            let promised = Role { term, ..role.clone() };
+            self.membership.keep(&mut role, promised).await.map_err(on_disk)?;
+        }
+        following.prepare(term).map_err(precondition)?;
+        let wait_millis = match following.may_be_promoted(term) {
+            Ok(()) => 0,
+            Err(NotDone::Waits { left }) => {
+                u32::try_from(left.as_millis()).unwrap_or(u32::MAX).saturating_add(1)
+            }
+            Err(other) => return Err(precondition(other)),
+        };
+        Ok(Response::new(pb::PrepareResponse { wait_millis }))
+    }
+
+    async fn promote(
+        &self,
+        request: Request<pb::PromoteRequest>,
+    ) -> Result<Response<pb::PromoteResponse>, Status> {
+        let pb::PromoteRequest { term, incarnation_above } = request.into_inner();
+        let mut role = self.membership.role.lock().await;
+        let term = check_term(&role, term)?;
+        if role.does == Does::Primary && role.term == term {
+            // It repeats the call.
+            return Ok(Response::new(pb::PromoteResponse { incarnation: self.membership.incarnation() }));
+        }
+        let following = self.following()?;
+        following.may_be_promoted(term).map_err(precondition)?;
+        following.stop.cancel();
+        if let Some(handing) = following.handing.lock().await.take() {
+            // A panic there has ended the process.
+            let _ = handing.await;
+        }
+        self.control(|answer| Control::Promote { answer }).await??;
+        let incarnation = self.membership.incarnation().max(incarnation_above).saturating_add(1);
+        if let Some(directory) = self.membership.directory() {
+            let identity = Identity { incarnation, ..self.store.identity.clone() };
+            identity.write(directory).map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
+        }
+        let primary = Role { does: Does::Primary, term, counted: Vec::new(), primary: None };
+        self.membership.promoted(incarnation);
+        self.membership.keep(&mut role, primary).await.map_err(on_disk)?;
+        tracing::info!(term = term.0, incarnation, "this standby is the primary now");
+        Ok(Response::new(pb::PromoteResponse { incarnation }))
+    }
+
+    async fn supersede(
+        &self,
+        request: Request<pb::SupersedeRequest>,
+    ) -> Result<Response<pb::SupersedeResponse>, Status> {
+        let pb::SupersedeRequest { term, primary_url } = request.into_inner();
+        let mut role = self.membership.role.lock().await;
+        let term = check_term(&role, term)?;
+        if role.does == Does::Primary && role.term == term && !self.membership.in_doubt() {
+            return Err(precondition(format!("this member is the primary of term {term}")));
+        }
+        if !self.member.handle.control(Control::Superseded).await {
+            return Err(KvError::Stopped.into());
+        }
+        let does = if role.does == Does::Primary { Does::Superseded } else { role.does };
+        let superseded = Role { does, term, counted: Vec::new(), primary: Some(primary_url) };
+        self.membership.keep(&mut role, superseded).await.map_err(on_disk)?;
+        self.membership.superseded.cancel();
+        Ok(Response::new(pb::SupersedeResponse {}))
+    }
+
+    async fn member(
+        &self,
+        _request: Request<pb::MemberRequest>,
+    ) -> Result<Response<pb::MemberResponse>, Status> {
+        let role = self.membership.role.lock().await.clone();
+        let shown = self.control(|answer| Control::Show { answer }).await?;
+        let standbys = shown.into_iter().map(|shown| pb::StandbyShown {
+            member: shown.id.0,
+            counts: shown.counts,
+            follows: shown.follows,
+            whole: shown.whole,
+            batches_behind: shown.behind,
+            waiting_bytes: shown.waiting_bytes,
+        });
+        let following = self.membership.following.as_ref().filter(|_| role.does == Does::Standby);
+        let does = match role.does {
+            Does::Primary => member_response::Role::Primary,
+            Does::Standby => member_response::Role::Standby,
+            Does::Superseded => member_response::Role::Superseded,
+        };
+        Ok(Response::new(pb::MemberResponse {
+            member: self.membership.id.0.clone(),
+            role: does as i32,
+            term: role.term.0.max(following.map_or(0, |following| following.term().0)),
+            counted: role.counted.into_iter().map(|id| id.0).collect(),
+            standbys: standbys.collect(),
+            in_doubt: self.membership.in_doubt(),
+            incarnation: self.membership.incarnation(),
+            whole: following.is_some_and(|following| following.is_whole()),
+            position: following.map_or(0, |following| following.position().0),
+            connected: following.is_some_and(|following| following.is_connected()),
+        }))
+    }
+}
+
+fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

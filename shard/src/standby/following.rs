@@ -1,0 +1,236 @@
+//! The connection of a standby to its primary. It has a thread of its own: what comes is acknowledged when it is received,
+//! whatever the loop is doing (R18, R20).
+
+use std::{sync::Arc, time::Duration};
+
+use kindred_engine::{durability::Logged, recover::Recovered};
+use kindred_partition_config::ids::{Revision, Slot, Term};
+use kindred_proto::shard_v1::{
+    self as pb, follow_request, follow_response, shipment::Copy, standbys_client::StandbysClient,
+};
+use kindred_transport::{address::Endpoint, connect::Connector};
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::{MemberId, Position, follower::NotDone, membership::Following};
+use crate::{apply_loop::call, durability::recovery::shipped, handle::Handle};
+
+/// How long a standby waits before it connects again.
+const AGAIN: Duration = Duration::from_millis(100);
+/// Messages that may wait to be taken over, so that acknowledgements do not wait for the loop.
+const WAITING_MAX: usize = 4096;
+/// The largest message.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// How often a new standby looks whether its copy is on disk.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Whom a standby follows, and as whom.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub primary: Endpoint,
+    pub connector: Connector,
+    pub id: MemberId,
+    pub name: String,
+    pub slot: Slot,
+}
+
+/// What came from the primary, to be taken over.
+#[derive(Debug)]
+pub struct Incoming {
+    records: Vec<Logged>,
+    ceiling: Revision,
+}
+
+/// A standby that has a copy: who the store is, the copy, and what comes behind it.
+#[derive(Debug)]
+pub struct Copied {
+    pub welcome: pb::Welcome,
+    pub recovered: Recovered,
+    pub incoming: mpsc::Receiver<Incoming>,
+}
+
+/// Follows the primary from a thread of its own. The first answer comes when a copy is whole.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn start(target: Target, following: Arc<Following>) -> std::io::Result<oneshot::Receiver<Copied>> {
+    let (copied, answer) = oneshot::channel();
+    std::thread::Builder::new().name("standby".to_owned()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let stop = following.stop.clone();
+        match runtime {
+            Ok(runtime) => {
+                let follows = Follows { target, following, copied: Some(copied), incoming: None, run: 0 };
+                runtime.block_on(stop.run_until_cancelled_owned(follows.run()));
+            }
+            Err(error) => following.fail(format!("cannot start the standby's runtime: {error}")),
+        }
+    })?;
+    Ok(answer)
+}
+
+/// The state of the thread.
+struct Follows {
+    target: Target,
+    following: Arc<Following>,
+    /// Where the copy goes, until it is there.
+    copied: Option<oneshot::Sender<Copied>>,
+    /// Where everything behind it goes.
+    incoming: Option<mpsc::Sender<Incoming>>,
+    /// The process of the primary from which everything is.
+    run: u64,
+}
+
+/// Why a connection ended.
+enum Ended {
+    /// It is tried again.
+    Lost(Status),
+    /// What is here cannot be continued.
+    Anew(String),
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        match status.code() {
+            Code::OutOfRange | Code::FailedPrecondition | Code::InvalidArgument => {
+                Self::Anew(status.message().to_owned())
+            }
+            _ => Self::Lost(status),
+        }
+    }
+}
+
+/// It is about to be promoted, or the primary's term is over. If neither was for good, a primary of a later term takes it
+/// on.
+impl From<NotDone> for Ended {
+    fn from(over: NotDone) -> Self {
+        Self::Lost(Status::failed_precondition(over.to_string()))
+    }
+}
+
+impl Follows {
+    async fn run(mut self) {
+        let mut told = false;
+        loop {
+            let ended = self.connection().await;
+            self.following.set_connected(false);
+            match ended {
+                Ok(()) => {}
+                Err(Ended::Anew(reason)) if self.incoming.is_some() => return self.following.fail(reason),
+                Err(Ended::Anew(reason)) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(primary = %self.target.primary, reason, "the primary does not take this standby yet");
+                    }
+                }
+                Err(Ended::Lost(status)) => {
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::warn!(primary = %self.target.primary, error = status.message(), "no connection to the primary: tried again");
+                    }
+                }
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Follows until the connection ends.
+    async fn connection(&mut self) -> Result<(), Ended> {
+        let target = &self.target;
+        let channel = target.connector.router_channel(std::slice::from_ref(&target.primary));
+        let channel = channel.map_err(|error| Ended::Lost(Status::unavailable(error.to_string())))?;
+        let mut client = StandbysClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let (says, requests) = mpsc::channel(64);
+        let has = self.incoming.is_some().then(|| self.following.position());
+        let begin = pb::FollowBegin {
+            member: target.id.0.clone(),
+            name: target.name.clone(),
+            slot: u32::from(target.slot.get()),
+            run: if has.is_some() { self.run } else { 0 },
+            position: has.map_or(0, |has| has.0),
+        };
+        let begin = pb::FollowRequest { says: Some(follow_request::Says::Begin(begin)) };
+        // There is room for the first message.
+        let _ = says.send(begin).await;
+        let mut stream = client.follow(ReceiverStream::new(requests)).await?.into_inner();
+        let welcome = match next(&mut stream).await? {
+            follow_response::Says::Welcome(welcome) => welcome,
+            follow_response::Says::Shipment(_) => {
+                return Err(Ended::Anew("the primary began without a welcome".to_owned()));
+            }
+        };
+        let term = Term(welcome.term);
+        self.following.follow(term, has.unwrap_or_default())?;
+        self.following.set_connected(true);
+        self.run = welcome.run;
+        tracing::info!(primary = %self.target.primary, term = term.0, has = ?has, "following the primary");
+        let mut copy = has.is_none().then(|| Recovered { copied: true, ..Recovered::default() });
+        loop {
+            let follow_response::Says::Shipment(shipment) = next(&mut stream).await? else { continue };
+            let position = Position(shipment.position);
+            let last = shipment.copy() == Copy::Last;
+            let ceiling = Revision(shipment.ceiling);
+            let records = shipped(&shipment.records).map_err(|error| Ended::Anew(error.to_string()))?;
+            // Before it is taken over: what is not to be acknowledged any more is not taken over either, and comes again
+            // if this standby is not promoted after all.
+            let position = self.following.received(term, position)?.0;
+            match &mut copy {
+                Some(recovered) => records.into_iter().for_each(|logged| recovered.push(logged)),
+                None => self.hand_over(Incoming { records, ceiling }).await,
+            }
+            self.following.heard_ceiling(ceiling);
+            if last && let Some(mut recovered) = copy.take() {
+                recovered.start = ceiling;
+                self.has_copy(welcome.clone(), recovered);
+            }
+            let whole = self.following.is_whole();
+            let received = follow_request::Says::Received(pb::FollowReceived { position, whole });
+            if says.send(pb::FollowRequest { says: Some(received) }).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn has_copy(&mut self, welcome: pb::Welcome, recovered: Recovered) {
+        let (to, incoming) = mpsc::channel(WAITING_MAX);
+        self.incoming = Some(to);
+        if let Some(copied) = self.copied.take() {
+            // If nobody waits, the process ends.
+            let _ = copied.send(Copied { welcome, recovered, incoming });
+        }
+    }
+
+    async fn hand_over(&self, incoming: Incoming) {
+        if let Some(to) = &self.incoming {
+            // If it is closed, the process ends.
+            let _ = to.send(incoming).await;
+        }
+    }
+}
+
+async fn next(stream: &mut Streaming<pb::FollowResponse>) -> Result<follow_response::Says, Ended> {
+    loop {
+        match stream.message().await? {
+            Some(pb::FollowResponse { says: Some(says) }) => return Ok(says),
+            // A message of a later version.
+            Some(pb::FollowResponse { says: None }) => {}
+            None => return Err(Ended::Lost(Status::unavailable("the primary has ended the stream"))),
+        }
+    }
+}
+
+/// Hands what was received to the loop, in order, until nothing comes any more.
+pub async fn hand_over(mut incoming: mpsc::Receiver<Incoming>, handle: Handle, following: Arc<Following>) {
+    let mut look_at = tokio::time::Instant::now();
+    while let Some(Incoming { records, ceiling }) = incoming.recv().await {
+        if !handle.replicate(call::Replicate { records, ceiling }).await {
+            return following.fail("the apply loop has ended".to_owned());
+        }
+        if !following.is_whole() && tokio::time::Instant::now() >= look_at {
+            look_at = tokio::time::Instant::now() + LOOK;
+            if handle.call(call::IsCovered {}).await == Ok(true) {
+                following.set_whole();
+                tracing::info!("a whole copy is on disk");
+            }
+        }
+    }
+}

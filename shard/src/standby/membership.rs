@@ -1,0 +1,260 @@
+//! What a process knows of itself as a member of a store: its role, and at a standby the connection to its primary.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use kindred_partition_config::ids::{Revision, Term};
+use kindred_transport::random::bits as random;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    MemberId, Position,
+    follower::{Follower, NotDone},
+    role::{Does, Role, RoleError},
+};
+
+/// A member.
+#[derive(Debug)]
+pub struct Membership {
+    pub id: MemberId,
+    /// Identifies this process.
+    pub run: u64,
+    /// Where the role is kept; a store without a directory has no standbys.
+    directory: Option<PathBuf>,
+    /// The role. Whoever changes it holds the lock until the change is on disk.
+    pub role: tokio::sync::Mutex<Role>,
+    /// Whether the role lets it serve.
+    serves: AtomicBool,
+    /// Whether it was started as a primary whose standbys may have been promoted since, and nobody has said otherwise.
+    in_doubt: AtomicBool,
+    incarnation: Arc<AtomicU64>,
+    /// Cancelled when another member is the primary: this process is to end, and follows when it is started again.
+    pub superseded: CancellationToken,
+    /// At a standby.
+    pub following: Option<Arc<Following>>,
+}
+
+impl Membership {
+    /// A member with the role that its directory keeps.
+    #[must_use]
+    pub fn new(
+        member_id: u64,
+        directory: Option<PathBuf>,
+        role: Role,
+        incarnation: u64,
+        following: Option<Arc<Following>>,
+    ) -> Self {
+        let serves = role.does == Does::Primary;
+        Self {
+            id: id_of(member_id),
+            run: random().max(1),
+            directory,
+            serves: AtomicBool::new(serves),
+            in_doubt: AtomicBool::new(serves && !role.counted.is_empty()),
+            role: tokio::sync::Mutex::new(role),
+            incarnation: Arc::new(AtomicU64::new(incarnation)),
+            superseded: CancellationToken::new(),
+            following,
+        }
+    }
+
+    /// Whether this member may serve, as far as its role goes.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.serves.load(Ordering::Acquire)
+    }
+
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Acquire)
+    }
+
+    /// Somebody who knows the record has said that it is the primary.
+    pub fn confirmed(&self) {
+        self.in_doubt.store(false, Ordering::Release);
+    }
+
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    /// The incarnation, which changes with a promotion.
+    #[must_use]
+    pub fn shared_incarnation(&self) -> Arc<AtomicU64> {
+        self.incarnation.clone()
+    }
+
+    /// Cancelled when a standby can only begin anew.
+    #[must_use]
+    pub fn failed(&self) -> CancellationToken {
+        self.following.as_ref().map_or_else(CancellationToken::new, |following| following.failed.clone())
+    }
+
+    /// Where it keeps things, if it does.
+    #[must_use]
+    pub fn directory(&self) -> Option<&PathBuf> {
+        self.directory.as_ref()
+    }
+
+    /// Keeps a role and puts it in force.
+    ///
+    /// # Errors
+    /// When the disk refuses; then nothing has changed.
+    pub async fn keep(&self, role: &mut Role, new: Role) -> Result<(), RoleError> {
+        if let Some(directory) = self.directory.clone() {
+            let kept = new.clone();
+            let written = tokio::task::spawn_blocking(move || kept.write(&directory)).await;
+            written.unwrap_or_else(|lost| std::panic::resume_unwind(lost.into_panic()))?;
+        }
+        self.serves.store(new.does == Does::Primary, Ordering::Release);
+        *role = new;
+        Ok(())
+    }
+
+    /// The member has taken the primary's place, as this incarnation.
+    pub fn promoted(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::Release);
+    }
+}
+
+/// The id of a member, from the number that its directory was given.
+#[must_use]
+pub fn id_of(member_id: u64) -> MemberId {
+    MemberId(format!("{member_id:016x}"))
+}
+
+/// The connection of a standby, shared by its thread and the calls about it.
+#[derive(Debug)]
+pub struct Following {
+    began: Instant,
+    follower: Mutex<Follower>,
+    ceiling: AtomicI64,
+    position: AtomicU64,
+    whole: AtomicBool,
+    connected: AtomicBool,
+    /// Cancelled when nothing is taken over any more.
+    pub stop: CancellationToken,
+    /// Cancelled when it can only begin anew, with the reason.
+    pub failed: CancellationToken,
+    reason: Mutex<Option<String>>,
+    /// Hands what was received to the loop; ends when all of it is handed over.
+    pub handing: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Following {
+    /// A standby that starts, in a term.
+    #[must_use]
+    pub fn new(term: Term) -> Self {
+        Self {
+            began: Instant::now(),
+            follower: Mutex::new(Follower::new(term, Duration::ZERO)),
+            ceiling: AtomicI64::new(0),
+            position: AtomicU64::new(0),
+            whole: AtomicBool::new(false),
+            connected: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+            failed: CancellationToken::new(),
+            reason: Mutex::new(None),
+            handing: tokio::sync::Mutex::new(None),
+        }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Follower, Duration) -> T) -> T {
+        let mut follower = self.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        // Under the lock, so that no acknowledgement is older than it seems.
+        act(&mut follower, self.began.elapsed())
+    }
+
+    /// See [`Follower::follow`].
+    ///
+    /// # Errors
+    /// When the term is over.
+    pub fn follow(&self, term: Term, from: Position) -> Result<(), NotDone> {
+        self.with(|follower, _| follower.follow(term, from))
+    }
+
+    /// See [`Follower::received`].
+    ///
+    /// # Errors
+    /// When nothing is acknowledged any more.
+    pub fn received(&self, term: Term, batch: Position) -> Result<Position, NotDone> {
+        let position = self.with(|follower, now| follower.received(term, batch, now))?;
+        self.position.store(position.0, Ordering::Release);
+        Ok(position)
+    }
+
+    /// See [`Follower::prepare`].
+    ///
+    /// # Errors
+    /// When a higher term was promised.
+    pub fn prepare(&self, term: Term) -> Result<(), NotDone> {
+        self.with(|follower, _| follower.prepare(term))
+    }
+
+    /// See [`Follower::may_be_promoted`].
+    ///
+    /// # Errors
+    /// While the former primary may still answer.
+    pub fn may_be_promoted(&self, term: Term) -> Result<(), NotDone> {
+        self.with(|follower, now| follower.may_be_promoted(term, now))
+    }
+
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.with(|follower, _| follower.term())
+    }
+
+    /// The ceiling of the primary's clock, as last heard.
+    #[must_use]
+    pub fn ceiling(&self) -> Revision {
+        Revision(self.ceiling.load(Ordering::Acquire))
+    }
+
+    pub(super) fn heard_ceiling(&self, ceiling: Revision) {
+        self.ceiling.fetch_max(ceiling.get(), Ordering::AcqRel);
+    }
+
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position(self.position.load(Ordering::Acquire))
+    }
+
+    /// Whether a whole copy is on disk.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.whole.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_whole(&self) {
+        self.whole.store(true, Ordering::Release);
+    }
+
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Ordering::Release);
+    }
+
+    /// It can only begin anew.
+    pub(super) fn fail(&self, reason: String) {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
+        self.failed.cancel();
+    }
+
+    /// Why it can only begin anew.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
+    }
+}

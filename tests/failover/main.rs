@@ -1,0 +1,9 @@
+//! A store with a primary and standbys: members are killed and paused while clients write and watch, and a standby is
+//! promoted. Nothing acknowledged may be lost, whatever the modes of the Kinds are; watches go on at their next revision;
+//! whoever is not the primary any more answers nothing.
+
+mod load;
+mod members;
+mod paused;
+mod promoted;
+mod rounds;
