@@ -59,3 +59,22 @@ fn no_slice_of_a_compaction_does_more_than_its_budget() {
     assert!(gc(&mut keys, floor, &Pins::new(), BUDGET) >= KEYS.div_ceil(BUDGET));
     assert_eq!(keys.objects().count(), 0);
 }
+
+/// A reader's pin keeps an older version than the last one below the floor. A copy, as a checkpoint makes it too, takes
+/// what the event at the floor replaced.
+#[test]
+fn a_copy_begins_with_the_version_before_the_floor_and_not_with_one_that_a_pin_keeps() {
+    let mut keys = Keyspace::new();
+    keys.write(put(1, 10, 10));
+    keys.write(put(1, 20, 10));
+    let name = b"/registry/pods/default/pod-000001";
+    keys.write(Version::tombstone(name, Revision(30), 0));
+    let floor = Revision(30);
+    gc(&mut keys, floor, &Pins::from([(Revision(15), 1)]), 64);
+    let object = keys.object(name).expect("its deletion is at the floor");
+    let left: Vec<i64> = object.versions().map(|version| version.mod_revision().get()).collect();
+    assert_eq!(left, [10, 30], "the pin keeps one");
+    let copied = keys.copied(object, floor, None).expect("it has an event");
+    let copied: Vec<i64> = copied.versions.iter().map(|version| version.mod_revision().get()).collect();
+    assert_eq!(copied, [20, 30]);
+}

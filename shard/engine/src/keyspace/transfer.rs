@@ -240,11 +240,12 @@ impl Keyspace {
                 versions.push(version.clone());
             }
         }
-        let replaced = versions.first().and_then(|first| {
-            let event = events.iter().find_map(|keys| keys.event_of(first));
-            event?.prev.clone()
-        });
-        let before = before.filter(|version| !version.is_tombstone()).cloned().or(replaced);
+        let event = versions.first().and_then(|first| events.iter().find_map(|keys| keys.event_of(first)));
+        let before = match event {
+            // What garbage collection has left of the versions below the floor need not have the last one.
+            Some(event) => event.prev.clone(),
+            None => before.filter(|version| !version.is_tombstone()).cloned(),
+        };
         versions.splice(0..0, before);
         (!versions.is_empty()).then_some(CopiedKey { versions })
     }
