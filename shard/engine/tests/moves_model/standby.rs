@@ -64,6 +64,12 @@ fn shown(engine: &mut Engine, revisions: &[Revision], leases: &[LeaseId]) -> Vec
             // The floor that is told may differ by what is known of empty Kinds.
             let out = out.iter().map(|out| match out {
                 WatchOut::Compacted { id, .. } => format!("{id:?} is compacted"),
+                // Changes of one revision that met here from several engines are in no order.
+                WatchOut::Events { events, .. } => {
+                    let mut events: Vec<String> = events.iter().map(|event| format!("{event:?}")).collect();
+                    events.sort_unstable();
+                    format!("{events:?}")
+                }
                 out => format!("{out:?}"),
             });
             reads.push(format!("{from} {:?}", out.collect::<Vec<_>>()));
