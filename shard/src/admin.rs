@@ -33,8 +33,11 @@ pub fn spawn(
         .ready(move || {
             let stopping = if ready_drain.is_stopping() { Err("stopping") } else { Ok(()) };
             let confirmed = member.is_serving();
-            let clock =
-                if confirmed { Ok(()) } else { Err("everything is refused: no router has confirmed it yet") };
+            let clock = match (member.membership.serves(), confirmed) {
+                (false, _) => Err("everything is refused: this member is not the primary of its store"),
+                (true, false) => Err("everything is refused: no router has confirmed it yet"),
+                (true, true) => Ok(()),
+            };
             let refused = member.handle.refuses().map_or(Ok(()), |what| Err(format!("refused are {what}")));
             vec![
                 loop_check(&member.handle),

@@ -9,13 +9,18 @@
 
 use std::time::Duration;
 
-use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     core::Core,
     durability::Logs,
-    standby::shipping::{Control, Shipping},
+    etcd_status::KvError,
+    standby::shipping::{Said, Shipping},
 };
 
 pub mod call;
@@ -47,6 +52,23 @@ pub(crate) fn spawn(
 ) -> (Senders, JoinHandle<()>) {
     let (senders, apply_loop) = ApplyLoop::new(core, logs, shipping, progress_interval);
     (senders, tokio::spawn(apply_loop.run(stop)))
+}
+
+/// What the loop is told of this process as a member of its store.
+pub enum Control {
+    /// As a primary.
+    Said(Said),
+    /// As a standby: to go on in its primary's place, once everything that it has is on disk.
+    Promote {
+        /// Told when it has.
+        answer: oneshot::Sender<Result<(), KvError>>,
+    },
+}
+
+impl From<Said> for Control {
+    fn from(said: Said) -> Self {
+        Self::Said(said)
+    }
 }
 
 /// The ways to the loop.
@@ -92,11 +114,11 @@ impl ApplyLoop {
                 // The standbys do not let it answer, and it ends: what waits is dropped, which answers it.
                 break;
             }
-            if takes && let Some(held) = self.held.take() {
-                self.batch(held);
-            }
+            let held = if takes { self.held.take() } else { None };
+            let waits = held.is_none();
             let began = tokio::select! {
                 biased;
+                () = std::future::ready(()), if !waits => held.map_or_else(Instant::now, |held| self.batch(held)),
                 Some(control) = self.controls.recv() => {
                     let now = Instant::now();
                     self.machine.control(now, control);
@@ -105,7 +127,7 @@ impl ApplyLoop {
                     }
                     now
                 }
-                request = self.requests.recv(), if takes && self.held.is_none() => match request {
+                request = self.requests.recv(), if takes => match request {
                     Some(request) => self.batch(request),
                     None => break,
                 },

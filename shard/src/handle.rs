@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     apply_loop::{
-        self, ApplyLoop, Batched, Raise, Refusing, Request, Respond, Senders,
+        self, ApplyLoop, Batched, Control, Raise, Refusing, Request, Respond, Senders,
         call::{self, Call, CoreCall, To},
     },
     core::{
@@ -33,7 +33,7 @@ use crate::{
     etcd_status::KvError,
     read,
     read_hints::ReadHints,
-    standby::shipping::{Control, Shipping},
+    standby::shipping::Shipping,
 };
 
 /// Ended leases that may wait for a listener. One that is further behind asks again.
@@ -73,8 +73,8 @@ impl Handle {
     }
 
     /// Tells the loop something of standbys, which it does before all requests. False when it has ended.
-    pub async fn control(&self, control: Control) -> bool {
-        self.controls.send(control).await.is_ok()
+    pub async fn control(&self, control: impl Into<Control>) -> bool {
+        self.controls.send(control.into()).await.is_ok()
     }
 
     /// A description of the requests that the shard refuses, and why; `None` if it refuses none.

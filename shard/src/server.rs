@@ -39,7 +39,7 @@ use crate::{
     core::{Core, CoreSettings, Sizes},
     durability::{
         Logs,
-        start::{self, Directory},
+        start::{self, Directory, Origin},
     },
     encode::ServerIds,
     etcd::{Member, MemberInner, door::Door, front::Front},
@@ -139,7 +139,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         (Some(kept), Some(primary)) => open_standby(&settings, quota_bytes, kept, primary, &role).await?,
         (kept, _) => open_primary(&settings, quota_bytes, kept, role).await?,
     };
-    let Opened { core, logs, shipping, identity, in_memory, membership } = opened;
+    let Opened { core, logs, shipping, identity, in_memory, membership, incoming } = opened;
     let ids = ServerIds {
         cluster_id: settings.cluster_id.unwrap_or(identity.cluster_id),
         member_id: identity.member_id,
@@ -158,7 +158,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         request_bytes_max: settings.request_bytes_max,
         txn_ops_max: settings.txn_ops_max,
         quota_bytes,
-        membership: membership.member.clone(),
+        membership: membership.clone(),
         door: Door::new(settings.routers.clone(), settings.in_cluster),
         stopping: drain.stopping(),
     });
@@ -178,9 +178,9 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         etcd_prefix: settings.etcd_prefix.clone(),
         dense: settings.revisions == Revisions::Dense,
     };
-    let of_standbys = StandbyService::new(member.clone(), membership.member.clone(), store);
+    let of_standbys = StandbyService::new(member.clone(), membership.clone(), store);
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined), of_standbys);
-    if let (Some(incoming), Some(following)) = (membership.incoming, &membership.member.following) {
+    if let (Some(incoming), Some(following)) = (incoming, &membership.following) {
         let handing = following::hand_over(incoming, handle.clone(), following.clone());
         *following.handing.lock().await = Some(tokio::spawn(handing));
     }
@@ -211,7 +211,6 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         }));
     }
     metrics::has_leader(true);
-    let membership = membership.member;
     Ok(Running { listen, admin: admin_endpoint, drain, handle, membership, apply_loop, stop_loop })
 }
 
@@ -223,12 +222,8 @@ struct Opened {
     identity: Identity,
     /// Whether a restart loses everything, whatever the modes.
     in_memory: bool,
-    membership: As,
-}
-
-/// This process as a member, and what comes from the primary of a standby.
-struct As {
-    member: Arc<Membership>,
+    membership: Arc<Membership>,
+    /// What comes from the primary of a standby.
     incoming: Option<mpsc::Receiver<Incoming>>,
 }
 
@@ -299,16 +294,10 @@ async fn open_primary(
     }
     let shipping = Shipping::counting(role.counted.iter().cloned());
     let directory = settings.data_dir.clone();
-    let member = Membership::new(identity.member_id, directory, role, identity.incarnation, None);
+    let membership = Membership::new(identity.member_id, directory, role, identity.incarnation, None);
     let (core, logs) = open_core(settings, quota_bytes, identity.member_id, kept).await?;
-    Ok(Opened {
-        core,
-        logs,
-        shipping,
-        identity,
-        in_memory,
-        membership: As { member: Arc::new(member), incoming: None },
-    })
+    let membership = Arc::new(membership);
+    Ok(Opened { core, logs, shipping, identity, in_memory, membership, incoming: None })
 }
 
 /// Opens a standby: waits until it has a copy of its primary.
@@ -357,10 +346,12 @@ async fn open_standby(
     let (config, clock, of_core) = engine_settings(settings, quota_bytes, identity.member_id);
     let directory = settings.data_dir.clone();
     let (core, logs) =
-        start::open_copied(kept, config, clock, of_core, &settings.durability, recovered).await?;
-    let member = Membership::new(identity.member_id, directory, role, identity.incarnation, Some(following));
-    let membership = As { member: Arc::new(member), incoming: Some(incoming) };
-    Ok(Opened { core, logs, shipping: Shipping::alone(), identity, in_memory: false, membership })
+        start::open(kept, config, clock, of_core, &settings.durability, Origin::Copy(Box::new(recovered)))
+            .await?;
+    let membership =
+        Membership::new(identity.member_id, directory, role, identity.incarnation, Some(following));
+    let (shipping, membership) = (Shipping::alone(), Arc::new(membership));
+    Ok(Opened { core, logs, shipping, identity, in_memory: false, membership, incoming: Some(incoming) })
 }
 
 /// Refuses listen addresses that would admit clients which must not be served.
@@ -417,8 +408,8 @@ async fn open_core(
             Ok((Core::new(engine, clock, of_core), Logs::memory()))
         }
         Some(directory) => {
-            let starting = settings.starting.clone();
-            start::open(directory, config, clock, of_core, &settings.durability, starting).await
+            let origin = Origin::Files(settings.starting.clone());
+            start::open(directory, config, clock, of_core, &settings.durability, origin).await
         }
     }
 }

@@ -14,9 +14,11 @@ use kindred_proto::{
     etcdserverpb::{PutRequest, RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion},
     mvccpb,
 };
-use kindred_tests::client::Client;
+use kindred_tests::{client::Client, scenario::wait_for};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
+
+use crate::members::LIMIT;
 
 /// A prefix for each mode.
 pub const PREFIXES: [&str; 3] = ["/registry/pods/", "/registry/minions/", "/registry/events/"];
@@ -65,6 +67,15 @@ impl Written {
 
     pub fn highest(&self) -> i64 {
         self.acknowledged.lock().values().map(|(_, revision)| *revision).max().unwrap_or(0)
+    }
+
+    /// Waits for so many more writes.
+    pub async fn more(&self, writes: u64) -> anyhow::Result<()> {
+        let upto = self.values.load(Ordering::Relaxed) + writes;
+        wait_for("more writes", LIMIT, || async {
+            Ok((self.values.load(Ordering::Relaxed) >= upto).then_some(()))
+        })
+        .await
     }
 
     /// Takes what is at a member for acknowledged where that was not known.

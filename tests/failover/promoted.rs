@@ -36,7 +36,7 @@ async fn promoted(dir: &Path) -> anyhow::Result<()> {
         let mut events = Vec::new();
         watch(&client, from, &mut events, None).await.map(|()| events)
     });
-    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    written.more(2_000).await?;
     let incarnation = first.shown().await?.incarnation;
     let term = standby.shown().await?.term;
     first.shard.process.kill()?;

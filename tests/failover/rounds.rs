@@ -41,7 +41,7 @@ async fn run(dir: &Path, rounds: u64, seed: u64) -> anyhow::Result<()> {
             let mut events = Vec::new();
             watch(&client, from, &mut events, None).await.map(|()| events)
         });
-        tokio::time::sleep(Duration::from_millis(random.random_range(100..900))).await;
+        written.more(random.random_range(50..1_500)).await?;
         let incarnation = primary.shown().await?.incarnation;
         let pauses = random.random_bool(0.4);
         if pauses {

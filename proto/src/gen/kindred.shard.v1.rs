@@ -995,7 +995,7 @@ pub struct FollowBegin {
 pub struct FollowReceived {
     #[prost(uint64, tag = "1")]
     pub position: u64,
-    /// Whether there is a whole copy on its disk: it may be counted.
+    /// Whether the standby has a whole copy on its disk, so that it may be counted.
     #[prost(bool, tag = "2")]
     pub whole: bool,
 }
@@ -1015,7 +1015,7 @@ pub mod follow_response {
         Shipment(super::Shipment),
     }
 }
-/// Who the store is.
+/// Tells a standby which store it follows.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Welcome {
     #[prost(string, tag = "1")]
@@ -1128,7 +1128,7 @@ pub struct PromoteResponse {
 pub struct SupersedeRequest {
     #[prost(uint64, tag = "1")]
     pub term: u64,
-    /// Where the primary is.
+    /// The URL at which this member then follows the primary.
     #[prost(string, tag = "2")]
     pub primary_url: ::prost::alloc::string::String,
 }
@@ -5249,7 +5249,7 @@ pub mod standbys_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Supersede"));
             self.inner.unary(req, path, codec).await
         }
-        /// What a member knows.
+        /// Answers what a member knows of its role and of the standbys.
         pub async fn member(
             &mut self,
             request: impl tonic::IntoRequest<super::MemberRequest>,
@@ -5323,7 +5323,7 @@ pub mod standbys_server {
             tonic::Response<super::SupersedeResponse>,
             tonic::Status,
         >;
-        /// What a member knows.
+        /// Answers what a member knows of its role and of the standbys.
         async fn member(
             &self,
             request: tonic::Request<super::MemberRequest>,

@@ -10,6 +10,7 @@ use kindred_wire::error::EtcdError;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
+    Control,
     call::Call,
     pending::{LogAt, Needs, Pending, Ready, Timed, Until},
     request::{Answer, Batched, Raise, Refusing, Request},
@@ -23,7 +24,7 @@ use crate::{
     etcd_status::KvError,
     metrics::LoopMetrics,
     read_hints::ReadHints,
-    standby::shipping::{Control, Shipping},
+    standby::shipping::Shipping,
 };
 
 /// Versions freed in one slice.
@@ -120,13 +121,14 @@ impl Machine {
         !self.shipping.answers(now.duration_since(self.began))
     }
 
-    /// Does what a connection of a standby or a router says of standbys.
+    /// Does what the loop is told of this member.
     pub(super) fn control(&mut self, now: Instant, control: Control) {
-        let control = match control {
-            Control::Promote { answer } => return self.promoted = Some(answer),
-            other => other,
-        };
-        self.shipping.control(&mut self.core.engine, control, now.duration_since(self.began));
+        match control {
+            Control::Said(said) => {
+                self.shipping.hear(&mut self.core.engine, said, now.duration_since(self.began));
+            }
+            Control::Promote { answer } => self.promoted = Some(answer),
+        }
     }
 
     /// The number of entries of this batch.
@@ -408,7 +410,8 @@ impl Machine {
             self.metrics.units(&self.core.engine.unit_records());
             self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
             self.core.durability = self.logs.report(&self.core);
-            self.refusing.set(self.core.refuses());
+            let waits = "all requests: a standby that must have everything first does not answer";
+            self.refusing.set(if self.answers_nothing(now) { Some(waits) } else { self.core.refuses() });
         }
     }
 

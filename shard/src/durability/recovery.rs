@@ -48,18 +48,15 @@ impl Gathered {
         Self { starting, ..Self::default() }
     }
 
-    /// Takes what a primary has copied to its standby. Returns the ceiling of the primary's clock.
-    pub fn set_copied(&mut self, copied: Recovered) -> Revision {
-        let ceiling = std::mem::replace(&mut self.found, copied).start.max(self.found.start);
-        self.found.start = Revision::ZERO;
-        self.something = true;
-        ceiling
+    /// Takes what a primary has copied to its standby.
+    pub fn set_copied(&mut self, copied: Recovered) {
+        (self.found, self.something) = (copied, true);
     }
 
-    /// Whether this is a copy.
+    /// If this is a copy, the ceiling of the primary's clock.
     #[must_use]
-    pub fn is_copied(&self) -> bool {
-        self.found.copied
+    pub fn copied(&self) -> Option<Revision> {
+        self.found.copied.then_some(self.found.start)
     }
 
     #[must_use]
@@ -154,7 +151,8 @@ impl Gathered {
             none_is_whole: clean && self.unkept,
         };
         let found = match self.found.copied {
-            true => self.found,
+            // The primary's ceiling counts when the standby is promoted.
+            true => Recovered { start: Revision::ZERO, ..self.found },
             false => Recovered { lost, start: highest, ..self.found },
         };
         // An unconfirmed wall clock assigns nothing (R3).

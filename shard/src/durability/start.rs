@@ -151,6 +151,15 @@ fn tell(recovered: &Recovered) {
     }
 }
 
+/// Where the data of a start comes from.
+#[derive(Debug)]
+pub enum Origin {
+    /// The files of the directory.
+    Files(Starting),
+    /// A primary has copied it to its standby. Nothing of it is on disk before the first checkpoint, which is due at once.
+    Copy(Box<engine_recover::Recovered>),
+}
+
 /// Opens a data directory.
 ///
 /// # Errors
@@ -161,55 +170,20 @@ pub async fn open(
     clock: Clock,
     of_core: CoreSettings,
     settings: &DurabilitySettings,
-    starting: Starting,
+    origin: Origin,
 ) -> anyhow::Result<(Core, Logs)> {
     let Directory { path, lock } = directory;
     let layout = Layout::new(&path);
     let disk = failpoint::watched(Arc::new(RealDisk), &layout);
-    let opened = open_on(disk, layout, Some((lock, starting)), config, clock, of_core, settings).await;
+    let opened = open_on(disk, layout, Some((lock, origin)), config, clock, of_core, settings).await;
     opened.with_context(|| format!("--data-dir {}", path.display()))
-}
-
-/// Opens an empty data directory with what a primary has copied. Nothing of it is on disk before the first checkpoint,
-/// which is due at once.
-///
-/// # Errors
-/// When the directory cannot be used.
-pub async fn open_copied(
-    directory: Directory,
-    config: EngineConfig,
-    clock: Clock,
-    of_core: CoreSettings,
-    settings: &DurabilitySettings,
-    copied: engine_recover::Recovered,
-) -> anyhow::Result<(Core, Logs)> {
-    let Directory { path, lock } = directory;
-    let layout = Layout::new(&path);
-    let disk = failpoint::watched(Arc::new(RealDisk), &layout);
-    let workers = Workers::threads();
-    let began = workers.elapsed();
-    let opened = async {
-        let (of_read, at) = (disk.clone(), layout.clone());
-        let dense = config.revisions == RevisionMode::Dense;
-        let read = move || read(&*of_read, &at, dense, OnDamage::Refuse, Gathered::default());
-        let mut found = tokio::task::spawn_blocking(read).await??;
-        anyhow::ensure!(found.gathered.is_nothing(), "the directory of a new standby is not empty");
-        let ceiling = found.gathered.set_copied(copied);
-        let place = Place { disk, layout, lock: Some(lock), workers, began };
-        let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
-        let on_disk = on_disk(&opening.logs).await;
-        let (mut core, logs) = opening.finish(on_disk)?;
-        core.replica = Some(Replica { ceiling, modes: None });
-        anyhow::Ok((core, logs))
-    };
-    opened.await.with_context(|| format!("--data-dir {}", path.display()))
 }
 
 /// As [`open`], on any disk.
 pub(super) async fn open_on(
     disk: Arc<dyn Disk>,
     layout: Layout,
-    held: Option<(DirectoryLock, Starting)>,
+    held: Option<(DirectoryLock, Origin)>,
     config: EngineConfig,
     clock: Clock,
     of_core: CoreSettings,
@@ -218,12 +192,21 @@ pub(super) async fn open_on(
     let on_damage = on_damage(settings);
     let workers = Workers::threads();
     let began = workers.elapsed();
-    let (lock, starting) = held.unzip();
+    let (lock, origin) = held.unzip();
+    let (starting, copied) = match origin {
+        Some(Origin::Files(starting)) => (starting, None),
+        Some(Origin::Copy(copied)) => (Starting::default(), Some(copied)),
+        None => (Starting::default(), None),
+    };
     let (of_read, at) = (disk.clone(), layout.clone());
     let dense = config.revisions == RevisionMode::Dense;
-    let gathered = Gathered::telling(starting.unwrap_or_default());
+    let gathered = Gathered::telling(starting);
     let read = move || around(Point::StartRead, || read(&*of_read, &at, dense, on_damage, gathered));
-    let found = tokio::task::spawn_blocking(read).await??;
+    let mut found = tokio::task::spawn_blocking(read).await??;
+    if let Some(copied) = copied {
+        anyhow::ensure!(found.gathered.is_nothing(), "the directory of a new standby is not empty");
+        found.gathered.set_copied(*copied);
+    }
     let place = Place { disk, layout, lock, workers, began };
     let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
     reach(Point::StartDurable, Side::Before);
@@ -279,6 +262,8 @@ struct Opening {
     wanted: KindModes,
     taken: Option<ModesTaken>,
     found_nothing: bool,
+    /// At a standby, the ceiling of its primary's clock.
+    copied: Option<Revision>,
 }
 
 impl Opening {
@@ -295,7 +280,7 @@ impl Opening {
         let dense = config.revisions == RevisionMode::Dense;
         tell(&recovered);
         let ceiling = clock_file.as_ref().map_or(Revision::ZERO, |(_, ceiling)| *ceiling);
-        let (wanted, copied) = (modes(settings), gathered.is_copied());
+        let (wanted, copied) = (modes(settings), gathered.copied());
         let start = Start { ceiling: (!dense).then_some(ceiling), lost: !recovered.losses.is_empty() };
         if gathered.is_clean(&start) {
             gathered.take_unkept(&*disk, &layout.stopped());
@@ -321,7 +306,7 @@ impl Opening {
         };
         let clock_file = around(Point::StartCeiling, first)?;
         // A standby has its primary's.
-        let taken = if copied { None } else { set_modes(&mut engine, &wanted)? };
+        let taken = if copied.is_some() { None } else { set_modes(&mut engine, &wanted)? };
         let changed = Arc::new(Notify::new());
         let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
         let open = |kind, end| open_log(&workers, &disk, &layout, kind, end, settings, &changed);
@@ -345,18 +330,18 @@ impl Opening {
             first: FrameSeq(0),
             promised: Revision::ZERO,
             reserve,
-            checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost || copied),
+            checkpoints: Checkpoints::new(settings.checkpoint_bytes, tail, start.lost || copied.is_some()),
             workers,
             _lock: lock,
         };
         around(Point::StartAppend, || logs.begin(&mut engine));
         engine.publish();
-        Ok(Self { engine, clock, of_core, logs, wanted, taken, found_nothing })
+        Ok(Self { engine, clock, of_core, logs, wanted, taken, found_nothing, copied })
     }
 
     /// Ends the start, with the records on disk or refused by it.
     fn finish(self, on_disk: bool) -> anyhow::Result<(Core, Logs)> {
-        let Self { mut engine, clock, of_core, logs, wanted, mut taken, found_nothing } = self;
+        let Self { mut engine, clock, of_core, logs, wanted, mut taken, found_nothing, copied } = self;
         if on_disk {
             // It has been read. Should it stay, its revision tells the next start that it is of an earlier stop.
             let _ = logs.disk.remove(&logs.layout.stopped());
@@ -370,6 +355,7 @@ impl Opening {
         let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
         let mut core = Core::new(engine, clock, of_core);
         (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
+        core.replica = copied.map(|ceiling| Replica { ceiling, modes: None });
         Ok((core, Logs::OnDisk(Box::new(logs))))
     }
 }

@@ -17,7 +17,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    apply_loop::call,
+    apply_loop::{Control, call},
     etcd::Member,
     etcd_status::KvError,
     identity::Identity,
@@ -26,7 +26,7 @@ use crate::{
         follower::NotDone,
         membership::{Following, Membership},
         role::{Does, Role, RoleError},
-        shipping::{Control, CopyPart, MESSAGES_MAX, Outlet, Shipment, cost},
+        shipping::{CopyPart, MESSAGES_MAX, Outlet, Said, Shipment, cost},
     },
 };
 
@@ -70,7 +70,10 @@ impl StandbyService {
         Self { member, membership, store: Arc::new(store) }
     }
 
-    async fn control<T>(&self, control: impl FnOnce(oneshot::Sender<T>) -> Control) -> Result<T, Status> {
+    async fn control<T, C: Into<Control>>(
+        &self,
+        control: impl FnOnce(oneshot::Sender<T>) -> C,
+    ) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
         let stopped = || Status::from(KvError::Stopped);
         if !self.member.handle.control(control(answer)).await {
@@ -131,14 +134,14 @@ async fn acknowledge(
         while let Ok(Some(request)) = says.message().await {
             let Some(follow_request::Says::Received(received)) = request.says else { continue };
             let position = Position(received.position);
-            let control = Control::Received { id: id.clone(), position, whole: received.whole };
-            if !member.handle.control(control).await {
+            let received = Said::Received { id: id.clone(), position, whole: received.whole };
+            if !member.handle.control(received).await {
                 break;
             }
         }
     };
     let _ = member.stopping.clone().run_until_cancelled_owned(heard).await;
-    member.handle.control(Control::Gone { id, waiting }).await;
+    member.handle.control(Said::Gone { id, waiting }).await;
 }
 
 #[tonic::async_trait]
@@ -171,7 +174,7 @@ impl Standbys for StandbyService {
         }
         let outlet = Outlet { to, waiting: waiting.clone() };
         let asked = id.clone();
-        if !self.control(|answer| Control::Follow { id: asked, has, outlet, answer }).await? {
+        if !self.control(|answer| Said::Follow { id: asked, has, outlet, answer }).await? {
             return Err(Status::out_of_range(
                 "kindred: the primary does not have what is missing: begin anew",
             ));
@@ -214,7 +217,7 @@ impl Standbys for StandbyService {
         let before = Role { term, counted: all, ..role.clone() };
         self.membership.keep(&mut role, before).await.map_err(on_disk)?;
         let ids = members.clone();
-        if let Err(refused) = self.control(|answer| Control::Count { ids, answer }).await? {
+        if let Err(refused) = self.control(|answer| Said::Count { ids, answer }).await? {
             let unchanged = Role { counted: counted_before, ..role.clone() };
             self.membership.keep(&mut role, unchanged).await.map_err(on_disk)?;
             return Err(precondition(refused));
@@ -294,7 +297,7 @@ impl Standbys for StandbyService {
         if role.does == Does::Primary && role.term == term && !self.membership.in_doubt() {
             return Err(precondition(format!("this member is the primary of term {term}")));
         }
-        if !self.member.handle.control(Control::Superseded).await {
+        if !self.member.handle.control(Said::Superseded).await {
             return Err(KvError::Stopped.into());
         }
         let does = if role.does == Does::Primary { Does::Superseded } else { role.does };
@@ -309,7 +312,7 @@ impl Standbys for StandbyService {
         _request: Request<pb::MemberRequest>,
     ) -> Result<Response<pb::MemberResponse>, Status> {
         let role = self.membership.role.lock().await.clone();
-        let shown = self.control(|answer| Control::Show { answer }).await?;
+        let shown = self.control(|answer| Said::Show { answer }).await?;
         let standbys = shown.into_iter().map(|shown| pb::StandbyShown {
             member: shown.id.0,
             counts: shown.counts,

@@ -54,6 +54,12 @@ impl Follower {
         self.term
     }
 
+    /// Everything up to there is received.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        self.received
+    }
+
     /// The primary of a term sends from a position on. A higher term is to be on disk before this is called.
     ///
     /// # Errors

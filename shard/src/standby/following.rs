@@ -177,7 +177,6 @@ impl Follows {
                 Some(recovered) => records.into_iter().for_each(|logged| recovered.push(logged)),
                 None => self.hand_over(Incoming { records, ceiling }).await,
             }
-            self.following.heard_ceiling(ceiling);
             if last && let Some(mut recovered) = copy.take() {
                 recovered.start = ceiling;
                 self.has_copy(welcome.clone(), recovered);

@@ -4,12 +4,12 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use kindred_partition_config::ids::{Revision, Term};
+use kindred_partition_config::ids::Term;
 use kindred_transport::random::bits as random;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -136,8 +136,6 @@ pub fn id_of(member_id: u64) -> MemberId {
 pub struct Following {
     began: Instant,
     follower: Mutex<Follower>,
-    ceiling: AtomicI64,
-    position: AtomicU64,
     whole: AtomicBool,
     connected: AtomicBool,
     /// Cancelled when nothing is taken over any more.
@@ -156,8 +154,6 @@ impl Following {
         Self {
             began: Instant::now(),
             follower: Mutex::new(Follower::new(term, Duration::ZERO)),
-            ceiling: AtomicI64::new(0),
-            position: AtomicU64::new(0),
             whole: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             stop: CancellationToken::new(),
@@ -186,9 +182,7 @@ impl Following {
     /// # Errors
     /// When nothing is acknowledged any more.
     pub fn received(&self, term: Term, batch: Position) -> Result<Position, NotDone> {
-        let position = self.with(|follower, now| follower.received(term, batch, now))?;
-        self.position.store(position.0, Ordering::Release);
-        Ok(position)
+        self.with(|follower, now| follower.received(term, batch, now))
     }
 
     /// See [`Follower::prepare`].
@@ -212,19 +206,9 @@ impl Following {
         self.with(|follower, _| follower.term())
     }
 
-    /// The ceiling of the primary's clock, as last heard.
-    #[must_use]
-    pub fn ceiling(&self) -> Revision {
-        Revision(self.ceiling.load(Ordering::Acquire))
-    }
-
-    pub(super) fn heard_ceiling(&self, ceiling: Revision) {
-        self.ceiling.fetch_max(ceiling.get(), Ordering::AcqRel);
-    }
-
     #[must_use]
     pub fn position(&self) -> Position {
-        Position(self.position.load(Ordering::Acquire))
+        self.with(|follower, _| follower.position())
     }
 
     /// Whether a whole copy is on disk.

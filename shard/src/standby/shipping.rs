@@ -20,7 +20,7 @@ use kindred_wal::Batch;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{MemberId, Position, primary::Primary};
-use crate::{durability::disk_logs::push, etcd_status::KvError};
+use crate::durability::disk_logs::push;
 
 /// Shipments that are kept for a standby whose connection broke, in bytes.
 const RECENT_BYTES: u64 = 64 << 20;
@@ -85,8 +85,8 @@ pub fn cost(shipment: &Shipment) -> u64 {
     (shipment.records.len() as u64).max(LEAST_BYTES)
 }
 
-/// What connections and routers tell the loop.
-pub enum Control {
+/// What the connections of standbys, and those who keep the record, tell a primary.
+pub enum Said {
     /// A standby begins to follow.
     Follow {
         id: MemberId,
@@ -104,8 +104,6 @@ pub enum Control {
     Count { ids: Vec<MemberId>, answer: oneshot::Sender<Result<(), NotCounted>> },
     /// Another member is the primary: nothing is answered any more.
     Superseded,
-    /// At a standby: it goes on in its primary's place, once everything that it has is on disk.
-    Promote { answer: oneshot::Sender<Result<(), KvError>> },
     /// What is known of the standbys.
     Show { answer: oneshot::Sender<Vec<Shown>> },
 }
@@ -248,7 +246,10 @@ impl Shipping {
         let beats = self.next_beat().is_some_and(|at| at <= now);
         if !applied.shipped.is_empty() || ceiling || beats {
             let mut batch = Batch::new();
-            applied.shipped.iter().for_each(|(_, logged)| push(&mut batch, logged));
+            // Without standbys the records are for nobody: a later one gets a copy.
+            if !self.standbys.is_empty() {
+                applied.shipped.iter().for_each(|(_, logged)| push(&mut batch, logged));
+            }
             let position = self.primary.ship();
             self.marks.push_back((position, applied.mark));
             if ceiling {
@@ -272,6 +273,11 @@ impl Shipping {
             }
             self.primary.sent(&standby.id, shipment.position, now);
             outlet.send(shipment.clone());
+        }
+        if self.standbys.is_empty() {
+            self.recent.clear();
+            self.recent_bytes = 0;
+            return;
         }
         self.recent_bytes += cost(&shipment);
         self.recent.push_back(shipment);
@@ -329,21 +335,21 @@ impl Shipping {
         }
     }
 
-    /// Does what a connection or router says. The engine ships.
-    pub fn control(&mut self, engine: &mut Engine, control: Control, now: Duration) {
-        match control {
-            Control::Follow { id, has, outlet, answer } => {
+    /// Does what it is told. The engine ships.
+    pub fn hear(&mut self, engine: &mut Engine, said: Said, now: Duration) {
+        match said {
+            Said::Follow { id, has, outlet, answer } => {
                 let accepted = !self.superseded && self.follow(engine, &id, has, outlet, now);
                 // If the caller is gone, it says so.
                 let _ = answer.send(accepted);
             }
-            Control::Received { id, position, whole } => {
+            Said::Received { id, position, whole } => {
                 self.primary.acknowledged(&id, position);
                 if let Some(standby) = self.standbys.iter_mut().find(|standby| standby.id == id) {
                     standby.whole |= whole;
                 }
             }
-            Control::Gone { id, waiting } => {
+            Said::Gone { id, waiting } => {
                 let same = |outlet: &Outlet| Arc::ptr_eq(&outlet.waiting, &waiting);
                 for standby in self.standbys.iter_mut().filter(|standby| standby.id == id) {
                     if standby.outlet.as_ref().is_some_and(same) {
@@ -352,22 +358,24 @@ impl Shipping {
                         standby.walk = None;
                     }
                 }
-                let primary = &self.primary;
+                let primary = &mut self.primary;
                 self.standbys.retain(|standby| {
-                    standby.outlet.is_some() || standby.whole || primary.counts(&standby.id)
+                    let stays = standby.outlet.is_some() || standby.whole || primary.counts(&standby.id);
+                    if !stays {
+                        primary.discount(&standby.id);
+                    }
+                    stays
                 });
             }
-            Control::Count { ids, answer } => {
+            Said::Count { ids, answer } => {
                 self.count(&ids, answer);
                 self.answer();
             }
-            // The loop itself does it.
-            Control::Promote { .. } => {}
-            Control::Superseded => {
+            Said::Superseded => {
                 self.superseded = true;
                 self.standbys.clear();
             }
-            Control::Show { answer } => {
+            Said::Show { answer } => {
                 let _ = answer.send(self.show());
             }
         }
@@ -523,8 +531,8 @@ mod tests {
             self.engine.range(&query).unwrap().kvs.first().map_or(0, |kv| kv.version())
         }
 
-        fn control(&mut self, control: Control) {
-            self.shipping.control(&mut self.engine, control, self.now);
+        fn control(&mut self, said: Said) {
+            self.shipping.hear(&mut self.engine, said, self.now);
         }
 
         /// A standby follows; what it gets, and whether it was accepted.
@@ -532,18 +540,18 @@ mod tests {
             let (to, shipments) = mpsc::channel(MESSAGES_MAX);
             let (answer, mut accepted) = oneshot::channel();
             let outlet = Outlet { to, waiting: Arc::default() };
-            self.control(Control::Follow { id: id(name), has, outlet, answer });
+            self.control(Said::Follow { id: id(name), has, outlet, answer });
             (shipments, accepted.try_recv().unwrap())
         }
 
         fn received(&mut self, name: &str, position: u64) {
-            self.control(Control::Received { id: id(name), position: Position(position), whole: true });
+            self.control(Said::Received { id: id(name), position: Position(position), whole: true });
             self.hand_over();
         }
 
         fn count(&mut self, names: &[&str]) -> oneshot::Receiver<Result<(), NotCounted>> {
             let (answer, counted) = oneshot::channel();
-            self.control(Control::Count { ids: names.iter().map(|name| id(name)).collect(), answer });
+            self.control(Said::Count { ids: names.iter().map(|name| id(name)).collect(), answer });
             counted
         }
 
@@ -609,7 +617,7 @@ mod tests {
         let has = world.shipping.position();
         let waiting = world.shipping.standbys[0].outlet.as_ref().unwrap().waiting.clone();
         drop(shipments);
-        world.control(Control::Gone { id: id("a"), waiting });
+        world.control(Said::Gone { id: id("a"), waiting });
         world.put(1);
         world.put(1);
         assert_eq!(world.shown(), 0, "it counts although it is away");
@@ -663,10 +671,10 @@ mod tests {
         assert!(!shipping.answers(Duration::from_secs(9)));
         let mut world = World::new();
         let (answer, mut counted) = oneshot::channel();
-        shipping.control(&mut world.engine, Control::Count { ids: Vec::new(), answer }, world.now);
+        shipping.hear(&mut world.engine, Said::Count { ids: Vec::new(), answer }, world.now);
         assert_eq!(counted.try_recv(), Ok(Ok(())));
         assert!(shipping.answers(Duration::from_secs(9)));
-        shipping.control(&mut world.engine, Control::Superseded, world.now);
+        shipping.hear(&mut world.engine, Said::Superseded, world.now);
         assert!(!shipping.answers(Duration::from_secs(9)));
     }
 }
