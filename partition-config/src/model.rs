@@ -73,6 +73,45 @@ pub struct StoreConfig {
     /// `shard` by default.
     #[serde(default, rename = "type")]
     pub store_type: StoreType,
+    /// The standbys of a shard. Absent, the shard is the only copy of its Kinds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyConfig>,
+}
+
+/// The standbys of a shard (R18 to R20). Each is a shard that was started with `--standby-of`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StandbyConfig {
+    /// Where the standbys listen: one address for each of one or two.
+    pub endpoints: Vec<String>,
+    /// `sync` by default.
+    #[serde(default)]
+    pub mode: StandbyMode,
+    /// `alone` by default.
+    #[serde(default)]
+    pub on_loss: OnLoss,
+}
+
+/// Whether a primary waits for its standbys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StandbyMode {
+    /// Nothing is acknowledged or shown before every standby has it. Routers promote one when the primary dies.
+    #[default]
+    Sync,
+    /// The primary waits for nobody. A standby is promoted only by force, and then lacks the last changes.
+    Async,
+}
+
+/// What happens when a standby in mode `sync` does not answer while its primary does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLoss {
+    /// Routers take it out of the set, and the primary continues without it.
+    #[default]
+    Alone,
+    /// The primary acknowledges nothing until the standby is back or is removed.
+    Wait,
 }
 
 /// What serves the keys of a store.

@@ -23,6 +23,7 @@ use crate::{
 mod configs;
 mod leases;
 mod lineage;
+mod members;
 mod owned;
 mod said;
 mod sound;
@@ -30,6 +31,7 @@ mod stores;
 
 pub use configs::ConfigChange;
 pub use lineage::Kinship;
+pub use members::{Members, MembersChange, MembersRefusal};
 pub use said::{Said, SaidOutcome};
 pub use stores::{StoreObject, StoreState};
 

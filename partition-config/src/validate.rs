@@ -15,7 +15,7 @@ use crate::{
     key::{Key, KeyRange},
     kind::{KindPrefix, KindScheme},
     map::{Partition, PartitionMap, Placement, StoreIdx},
-    model::{DataPartitionConfig, Durability, KindredConfig, StoreConfig, StoreType},
+    model::{DataPartitionConfig, Durability, KindredConfig, StandbyConfig, StoreConfig, StoreType},
 };
 
 mod placement;
@@ -191,17 +191,48 @@ pub(crate) fn stores(
         if store.store_type == StoreType::Etcd && store.endpoints.is_empty() {
             errors.add(format!("{path}.endpoints"), "a stock etcd needs an endpoint", "add its client URLs");
         }
-        for (j, endpoint) in store.endpoints.iter().enumerate() {
-            let path = format!("{path}.endpoints[{j}]");
-            if endpoint.is_empty() || endpoint.contains(char::is_whitespace) {
-                let message = format!("{endpoint:?} is not an endpoint");
-                errors.add(path, message, "write such as http://127.0.0.1:2379");
-            } else if let Some(socket) = unix_path(endpoint) {
-                unix_endpoint(endpoint, socket, path, errors);
-            }
+        endpoints(&store.endpoints, &path, errors);
+        if let Some(standby) = &store.standby {
+            standbys(store, standby, &path, errors);
         }
     }
     names
+}
+
+fn endpoints(endpoints: &[String], path: &str, errors: &mut FieldErrors) {
+    for (j, endpoint) in endpoints.iter().enumerate() {
+        let path = format!("{path}.endpoints[{j}]");
+        if endpoint.is_empty() || endpoint.contains(char::is_whitespace) {
+            let message = format!("{endpoint:?} is not an endpoint");
+            errors.add(path, message, "write such as http://127.0.0.1:2379");
+        } else if let Some(socket) = unix_path(endpoint) {
+            unix_endpoint(endpoint, socket, path, errors);
+        }
+    }
+}
+
+/// The most standbys of a store.
+const STANDBYS_MAX: usize = 2;
+
+fn standbys(store: &StoreConfig, standby: &StandbyConfig, path: &str, errors: &mut FieldErrors) {
+    let path = format!("{path}.standby");
+    if store.store_type == StoreType::Etcd {
+        errors.add(path, "a stock etcd has members of its own", "leave it out, and name them in endpoints");
+        return;
+    }
+    if standby.endpoints.is_empty() || standby.endpoints.len() > STANDBYS_MAX {
+        let message = format!("{} addresses: a shard has one or two standbys", standby.endpoints.len());
+        errors.add(format!("{path}.endpoints"), message, "name one for each, or leave out standby");
+    }
+    endpoints(&standby.endpoints, &path, errors);
+    let mut known: Vec<&String> = store.endpoints.iter().collect();
+    for (j, endpoint) in standby.endpoints.iter().enumerate() {
+        if known.contains(&endpoint) {
+            let message = format!("{endpoint:?} is another member's address, too");
+            errors.add(format!("{path}.endpoints[{j}]"), message, "each member is a process of its own");
+        }
+        known.push(endpoint);
+    }
 }
 
 /// The path of a Unix socket URL in etcd's notation: `unix:///path` or `unix:path`; `unixs` is the same with TLS.

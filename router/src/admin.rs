@@ -18,8 +18,10 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::Router;
-use axum::routing::get;
+use axum::body::Bytes;
+use axum::routing::{get, post};
 use kindred_partition_config::key::{Key, KeyRange};
+use kindred_partition_config::parse;
 use kindred_router_core::clock_offset;
 use kindred_router_core::plan::Placement as _;
 use kindred_transport::Drain;
@@ -32,6 +34,8 @@ use crate::metrics::Observing;
 use crate::moves::mover::Mover;
 use crate::routing::Routing;
 use crate::snapshots::Snapshots;
+use crate::standbys::failover::FailoverBody;
+use crate::standbys::word;
 use crate::stores::clocks::words;
 use crate::stores::modes::{Unmet, words as words_of_mode};
 use crate::stores::state::Phase;
@@ -59,6 +63,17 @@ pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
     let routing = mover.routing.clone();
     let list_stores = move || std::future::ready(Json(list_stores(&stores.stores, &stores.routing)));
     let shown_status = move || std::future::ready(Json(shown_status(&status)));
+    let failing = mover.clone();
+    let failover = move |body: Bytes| {
+        let mover = failing.clone();
+        async move {
+            let body = api::text(&body).and_then(|text| api::read::<FailoverBody>(parse::parse_object(text)));
+            match body {
+                Ok(body) => body.run(&mover).await.map(Json),
+                Err(error) => Err(error),
+            }
+        }
+    };
     let list_partitions = move || std::future::ready(Json(list_partitions(&routing)));
     admin
         .routes()
@@ -72,6 +87,7 @@ pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
                 async move { Json(durability::shown(&of.stores, &of.routing).await) }
             }),
         )
+        .route("/api/v1/failover", post(failover))
         .merge(api::routes(&mover, &drain))
         .merge(verbs::routes(&mover))
         .merge(moves::routes(&mover.keeper))
@@ -105,6 +121,11 @@ fn checks(of: &Mover, feeds: &Feeds, drain: &Drain) -> Vec<Check> {
             (Phase::Up(_), Some(trouble)) => Check::warning(name, format!("up, and {trouble}")),
             (other, _) => Check::warning(name, format!("{}: {}", other.word(), store.state().reason())),
         });
+    }
+    for store in stores.iter() {
+        if let Some(trouble) = &store.standbys().shown().trouble {
+            checks.push(Check::warning(format!("standbys-{}", store.name()), trouble.clone()));
+        }
     }
     if let Some(offset) = stores.clocks().own_offset().filter(|offset| clock_offset::is_skewed(*offset)) {
         checks.push(Check::warning(
@@ -148,6 +169,10 @@ fn list_stores(stores: &Stores, routing: &Routing) -> Value {
             "lastError": store.state().last_error(),
             "clockOffsetSeconds": stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
         });
+        if let Some(fields) = shown.as_object_mut().filter(|_| !store.standbys().shown().members.is_empty()) {
+            fields.insert("members".to_owned(), members(store));
+            fields.insert("standbyTrouble".to_owned(), json!(store.standbys().shown().trouble));
+        }
         if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
             fields.insert("version".to_owned(), json!(identity.version));
             fields.insert("incarnation".to_owned(), json!(identity.incarnation));
@@ -158,6 +183,31 @@ fn list_stores(stores: &Stores, routing: &Routing) -> Value {
         shown
     });
     json!({ "stores": listed.collect::<Vec<_>>() })
+}
+
+/// The members of a store, the primary first, as they said at the last look.
+fn members(store: &Store) -> Value {
+    let shown = store.standbys().shown();
+    let primary = shown.members.iter().find_map(|(_, said)| {
+        said.as_ref().ok().filter(|said| !said.followers.is_empty())
+    });
+    let listed = shown.members.iter().map(|(url, said)| match said {
+        Err(why) => json!({ "endpoint": url, "role": "unknown", "problem": why }),
+        Ok(said) => {
+            let follower = primary.and_then(|primary| {
+                primary.followers.iter().find(|follower| follower.id == said.id).map(|follower| (primary, follower))
+            });
+            let counts = follower.is_some_and(|(primary, follower)| primary.counted.contains(&follower.id));
+            json!({
+                "endpoint": url, "role": word(said.role), "member": said.id, "term": said.term,
+                "incarnation": said.incarnation, "inDoubt": said.in_doubt, "whole": said.whole,
+                "counts": counts, "connected": said.connected,
+                "batchesBehind": follower.map(|(_, follower)| follower.behind),
+                "silentMillis": follower.map(|(_, follower)| follower.silent.as_millis()),
+            })
+        }
+    });
+    json!(listed.collect::<Vec<_>>())
 }
 
 /// A shard's answer to the durability modes, without the Kinds that it does not serve.

@@ -343,6 +343,8 @@ fn placed(
             uuid: None,
             opens_at: None,
             endpoints,
+            primary: None,
+            has_standbys: false,
         });
     }
     let StoreIdx(default) = validated.default;

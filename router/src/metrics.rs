@@ -16,6 +16,19 @@ use crate::feeds::Feeds;
 use crate::stores::Stores;
 use crate::stores::state::Phase;
 
+/// What a look at the members of a store has shown.
+pub fn standbys(store: &str, wanted: usize, in_sync: usize, trouble: bool) {
+    let set = |name: &'static str, value: f64| gauge!(name, "store" => store.to_owned()).set(value);
+    set(STANDBYS, wanted as f64);
+    set(IN_SYNC, in_sync as f64);
+    set(STANDBY_TROUBLE, f64::from(u8::from(trouble)));
+}
+
+/// A standby of a store was told to serve.
+pub fn failover(store: &str) {
+    counter!(FAILOVERS, "store" => store.to_owned()).increment(1);
+}
+
 struct Definition {
     name: &'static str,
     unit: Unit,
@@ -53,6 +66,10 @@ const FEED_STREAMS: &str = "kindred_router_feed_streams_opened_total";
 const FEED_BROKEN: &str = "kindred_router_feed_streams_broken_total";
 const FEED_ADVANCES: &str = "kindred_router_feed_advances_total";
 const FEED_CATCH_UPS: &str = "kindred_router_feed_catch_ups_total";
+const STANDBYS: &str = "kindred_router_store_standbys";
+const IN_SYNC: &str = "kindred_router_store_standbys_in_sync";
+const STANDBY_TROUBLE: &str = "kindred_router_store_standby_trouble";
+const FAILOVERS: &str = "kindred_router_failovers_total";
 const UNSOUND: &str = "kindred_router_cluster_state_problems";
 const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
 /// etcd's own name; here it is 1 while any store can be reached.
@@ -88,6 +105,30 @@ const DEFINITIONS: &[Definition] = &[
         unit: Unit::Seconds,
         help: "How far the store's clock is ahead of the median of all stores' and the router's; NaN when not known.",
         kind: Kind::Gauge,
+    },
+    Definition {
+        name: STANDBYS,
+        unit: Unit::Count,
+        help: "Standbys that the store is to have.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: IN_SYNC,
+        unit: Unit::Count,
+        help: "Standbys that have everything that was shown, so that routers may promote them.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: STANDBY_TROUBLE,
+        unit: Unit::Count,
+        help: "1 while the store has fewer good standbys than it is to have, or one takes over; readyz says why.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: FAILOVERS,
+        unit: Unit::Count,
+        help: "Standbys of the store that this router told to serve.",
+        kind: Kind::Counter,
     },
     Definition {
         name: UNSOUND,

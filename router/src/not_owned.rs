@@ -2,7 +2,7 @@
 
 use kindred_partition_config::ids::Epoch;
 use kindred_transport::grpc;
-use kindred_wire::protocol::NOT_OWNED;
+use kindred_wire::protocol::{NOT_OWNED, NOT_PRIMARY};
 use kindred_wire::refusal::KindredError;
 use tonic::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -19,6 +19,13 @@ impl NotOwned {
     #[must_use]
     pub fn of(status: &Status) -> Option<Self> {
         Self::in_metadata(status.metadata())
+    }
+
+    /// Whether the refusal is by a store whose standby is to take over, or by the member that it takes over from: it is
+    /// worth to wait.
+    #[must_use]
+    pub fn waits_for_takeover(status: &Status) -> bool {
+        status.metadata().contains_key(NOT_PRIMARY)
     }
 
     /// The status of such a refusal, for requests whose store is not a shard; a shard sends its own.

@@ -19,10 +19,11 @@ pub mod state;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use kindred_partition_config::ids::{Revision, Slot, StoreName};
+use kindred_partition_config::ids::{MemberId, Revision, Slot, StoreName};
 use kindred_proto::etcdserverpb::{lease_client::LeaseClient, maintenance_client::MaintenanceClient};
 use kindred_proto::raw::{kv::k_v_client::KVClient, watch::watch_client::WatchClient};
 use kindred_proto::shard_v1::{
@@ -37,7 +38,10 @@ use kindred_transport::workers::PerThread;
 use kindred_transport::{Connector, Endpoint, Workers};
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
+use kindred_wire::protocol::NOT_PRIMARY;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataValue;
 use tonic::{Request, Status};
 
 use batch_stream::BatchStream;
@@ -47,6 +51,8 @@ use modes::ToldCell;
 use pool::{Pool, Pooled};
 use releases::Releases;
 use state::{Phase, StateCell};
+
+use crate::standbys::Standbys;
 
 /// The configuration of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +68,10 @@ pub struct StoreSpec {
     pub opens_at: Option<u64>,
     /// The addresses at which it listens.
     pub endpoints: Vec<Endpoint>,
+    /// The member that serves it, if it has a record of its members (R19).
+    pub primary: Option<MemberId>,
+    /// Whether another member takes over when the one that serves is lost.
+    pub has_standbys: bool,
 }
 
 /// What connections to stores are made with.
@@ -122,6 +132,25 @@ impl Link {
     }
 }
 
+/// How long requests to a store with standbys wait for one of them to take over, after the store went down.
+const TAKES_OVER_MAX: Duration = Duration::from_secs(4);
+/// How long the connections to a former primary stay after another one took over from it in good order, so that it
+/// refuses what is under way.
+const FORMER_STAYS: Duration = Duration::from_millis(500);
+
+/// Closes the connections to a former primary. What it sends is of the past.
+fn cut_former(former: Arc<Link>, served: bool) {
+    if !served {
+        // It may hang, and hold what is under way.
+        former.ways.cut.now();
+        return;
+    }
+    tokio::spawn(async move {
+        tokio::time::sleep(FORMER_STAYS).await;
+        former.ways.cut.now();
+    });
+}
+
 #[derive(Debug)]
 pub struct Store {
     /// Its index in the list of stores.
@@ -137,6 +166,10 @@ pub struct Store {
     trouble: Mutex<String>,
     /// Held while the link is replaced or a handshake over it is accepted; never across an await.
     relinking: Mutex<()>,
+    /// Its members.
+    standbys: Standbys,
+    /// Told when it is reached at another address, so that it is asked who it is at once.
+    relinked: Notify,
     /// Cancelled when the store is removed; ends its tasks.
     removed: CancellationToken,
     releases: Releases,
@@ -163,6 +196,8 @@ impl Store {
             met: Mutex::default(),
             trouble: Mutex::default(),
             relinking: Mutex::new(()),
+            standbys: Standbys::default(),
+            relinked: Notify::new(),
             removed: CancellationToken::new(),
             releases: Releases::default(),
             told: ToldCell::default(),
@@ -186,12 +221,30 @@ impl Store {
     /// Changes how the store is reached. New requests are refused until the process at the new address has identified
     /// itself (R1); requests under way finish over the old connections.
     fn relink(&self, spec: StoreSpec, linking: &Linking) -> Result<(), ConnectError> {
+        let other_member = self.spec().primary.is_some() && self.spec().primary != spec.primary;
         let link = Link::new(spec, linking)?;
         let _relinking = self.relinking.lock().unwrap_or_else(PoisonError::into_inner);
-        self.link.store(Arc::new(link));
-        self.state.set(Phase::Down("its address has changed, not connected yet".to_owned()));
-        self.state.suspect();
+        let served = self.state.is_up();
+        let former = self.link.swap(Arc::new(link));
+        let why = if other_member { "another member takes over" } else { "its address has changed" };
+        self.state.set(Phase::Down(format!("{why}, not connected yet")));
+        self.relinked.notify_one();
+        if other_member {
+            cut_former(former, served);
+        }
         Ok(())
+    }
+
+    /// The members of the store.
+    #[must_use]
+    pub fn standbys(&self) -> &Standbys {
+        &self.standbys
+    }
+
+    /// Told when the store may be reached at once, whatever was tried before.
+    #[must_use]
+    pub fn relinked(&self) -> &Notify {
+        &self.relinked
     }
 
     /// Takes over a changed UUID, found by this router's handshake or another's; the connections stay. If the store is
@@ -207,6 +260,7 @@ impl Store {
         }
         self.link.store(Arc::new(Link { spec: Arc::new(spec), ways }));
         self.state.suspect();
+        self.relinked.notify_one();
     }
 
     /// The UUID at its last accepted handshake with this router.
@@ -308,7 +362,12 @@ impl Store {
     pub fn unavailable(&self, reason: &str) -> Status {
         let error =
             KindredError::StoreUnavailable { store: self.name().to_owned(), reason: reason.to_owned() };
-        kindred_transport::grpc::refusal(&error)
+        let mut status = kindred_transport::grpc::refusal(&error);
+        let down_for = self.state.down_for();
+        if self.link.load().spec.has_standbys && down_for.is_none_or(|down| down < TAKES_OVER_MAX) {
+            status.metadata_mut().insert(NOT_PRIMARY, MetadataValue::from_static(""));
+        }
+        status
     }
 
     /// A snapshot of the store for the pure crate.

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Revision;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -60,6 +61,8 @@ pub enum Control {
     Said(Said),
     /// As a standby: to go on in its primary's place, once everything that it has is on disk.
     Promote {
+        /// Set where the primary may have shown more than is here, everything below this.
+        behind: Option<Revision>,
         /// Told when it has.
         answer: oneshot::Sender<Result<(), KvError>>,
     },
@@ -109,7 +112,8 @@ impl ApplyLoop {
         let changed = self.machine.logs.changed();
         loop {
             let wake_at = self.machine.next_timer();
-            let takes = self.machine.takes_requests(Instant::now());
+            // What is refused is read, so that its clients ask the other member at once.
+            let takes = self.machine.refuses_all() || self.machine.takes_requests(Instant::now());
             if self.requests.is_closed() && self.machine.answers_nothing(Instant::now()) {
                 // The standbys do not let it answer, and it ends: what waits is dropped, which answers it.
                 break;
@@ -153,6 +157,10 @@ impl ApplyLoop {
         while let Some(request) = next.take().or_else(|| self.requests.try_recv().ok()) {
             // The time is read behind the request: it is executed as of that time.
             let now = Instant::now();
+            if self.machine.refuses_all() {
+                request.refuse(&KvError::NotPrimary);
+                continue;
+            }
             if !self.machine.takes_requests(now) {
                 self.held = Some(request);
                 break;
@@ -175,10 +183,13 @@ impl ApplyLoop {
         }
         let mut read = 0;
         while read < requests_max
-            && self.machine.takes_requests(now)
+            && (self.machine.refuses_all() || self.machine.takes_requests(now))
             && let Ok(request) = self.requests.try_recv()
         {
-            self.machine.execute(now, request);
+            match self.machine.refuses_all() {
+                true => request.refuse(&KvError::NotPrimary),
+                false => self.machine.execute(now, request),
+            }
             read += 1;
         }
         self.machine.end_batch(now);

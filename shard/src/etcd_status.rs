@@ -9,7 +9,7 @@ use kindred_partition_config::key::Key;
 use kindred_proto::nested::NotATxn;
 use kindred_wire::{
     error::EtcdError,
-    protocol::{NOT_OWNED, STALE_TERM},
+    protocol::{NOT_OWNED, NOT_PRIMARY, STALE_TERM},
     refusal::{KeyOnStore, KindredError},
 };
 use tonic::{Status, metadata::MetadataValue};
@@ -122,7 +122,9 @@ pub fn status(error: &KvError) -> Status {
         }
         KvError::NotPrimary => {
             let waiting_for = "a call that makes this member the primary of its store (R19)".to_owned();
-            kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for })
+            let mut status = kindred_transport::grpc::refusal(&KindredError::NotReady { waiting_for });
+            status.metadata_mut().insert(NOT_PRIMARY, MetadataValue::from_static(""));
+            status
         }
         KvError::AwaitsClock => {
             let waiting_for = "a router's handshake that finds this store's clock within 10 s of the others'";

@@ -177,6 +177,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         slot: settings.slot,
         etcd_prefix: settings.etcd_prefix.clone(),
         dense: settings.revisions == Revisions::Dense,
+        started_as: settings.standby_of.as_ref().map(ToString::to_string),
     };
     let of_standbys = StandbyService::new(member.clone(), membership.clone(), store);
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined), of_standbys);
@@ -236,15 +237,12 @@ fn follows(
     let wanted = settings.standby_of.clone();
     match role {
         Some(Role { does: Does::Primary, .. }) => Ok(None),
-        Some(Role { primary, .. }) => {
-            let kept = primary.as_deref().map(str::parse).transpose().ok().flatten();
-            // Whoever was superseded last knows best where the primary is.
-            let primary = if role.is_some_and(|role| role.does == Does::Superseded) {
-                kept.or(wanted)
-            } else {
-                wanted.or(kept)
-            };
-            Ok(Some(primary.context("this member is no primary any more: start it with --standby-of")?))
+        Some(role) => {
+            let flag = wanted.as_ref().map(ToString::to_string);
+            let primary = role.follows(flag.as_deref());
+            let primary = primary.context("this member is no primary any more: start it with --standby-of")?;
+            let primary = primary.parse().with_context(|| format!("the primary that this member learnt of, {primary}"))?;
+            Ok(Some(primary))
         }
         None => {
             let used =
@@ -333,7 +331,8 @@ async fn open_standby(
     );
     // Only now, with a copy at hand, what was here before goes.
     let term = Term(welcome.term).max(role.term);
-    let role = Role::begin_anew(kept.path(), term, &primary.to_string())?;
+    let started_as = settings.standby_of.as_ref().map(ToString::to_string);
+    let role = Role::begin_anew(kept.path(), term, &primary.to_string(), started_as)?;
     let identity = Identity {
         uuid: welcome.store_uuid,
         cluster_id: welcome.cluster_id,

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+pub use kindred_partition_config::ids::MemberId;
 
 pub mod follower;
 pub mod following;
@@ -31,8 +31,3 @@ pub const WAIT: Duration = Duration::from_millis(1_100);
 /// The number of a shipped batch, from 1 in each term of a primary; 0 is before the first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position(pub u64);
-
-/// Identifies a member of a store by what it has on its disk: a standby that begins anew is another member.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct MemberId(pub String);

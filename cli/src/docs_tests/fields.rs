@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use kindred_partition_config::{
     ids::StoreName,
-    model::{DataPartitionConfig, KindredConfig, Metadata, RingConfig, StoreConfig, StoreType, UpConfig},
+    model::{
+        DataPartitionConfig, KindredConfig, Metadata, OnLoss, RingConfig, StandbyConfig, StandbyMode, StoreConfig,
+        StoreType, UpConfig,
+    },
     parse::DEFAULT_CONFIG,
 };
 use serde_json::{Value, json};
@@ -22,10 +25,13 @@ the processes are in [cli.md](cli.md).
 ";
 
 /// What is to be on the page: the type, its heading, and its source.
-const TYPES: [(&str, &str, &str); 9] = [
+const TYPES: [(&str, &str, &str); 12] = [
     ("KindredConfig", "The configuration file", MODEL),
     ("StoreConfig", "A store", MODEL),
     ("StoreType", "Type of a store", MODEL),
+    ("StandbyConfig", "standby", MODEL),
+    ("StandbyMode", "Mode of standbys", MODEL),
+    ("OnLoss", "onLoss", MODEL),
     ("DataPartitionConfig", "DataPartitionConfig", MODEL),
     ("Metadata", "metadata", MODEL),
     ("RingConfig", "ring", MODEL),
@@ -195,6 +201,11 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
             slot: Some(1),
             endpoints: vec!["http://a".to_owned()],
             store_type: StoreType::Shard,
+            standby: Some(StandbyConfig {
+                endpoints: vec!["http://b".to_owned()],
+                mode: StandbyMode::Sync,
+                on_loss: OnLoss::Alone,
+            }),
         }],
         default: name("a"),
         partitions: vec![DataPartitionConfig {
@@ -223,6 +234,7 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
     for (of, value) in [
         ("KindredConfig", &written),
         ("StoreConfig", &written["stores"][0]),
+        ("StandbyConfig", &written["stores"][0]["standby"]),
         ("DataPartitionConfig", partition),
         ("Metadata", &partition["metadata"]),
         ("RingConfig", &partition["ring"]),
@@ -233,6 +245,8 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
     }
     for (of, value) in [
         ("StoreType", json!([StoreType::Shard, StoreType::Etcd])),
+        ("StandbyMode", json!([StandbyMode::Sync, StandbyMode::Async])),
+        ("OnLoss", json!([OnLoss::Alone, OnLoss::Wait])),
         ("Durability", json!(["none", "buffered", "fsync"])),
     ] {
         let read: Vec<String> = read(MODEL, of).entries.into_iter().map(|entry| entry.name).collect();
@@ -248,6 +262,7 @@ fn what_may_be_left_out_is_said() {
     };
     assert_eq!(required("KindredConfig"), ["stores", "default"]);
     assert_eq!(required("StoreConfig"), ["name"]);
+    assert_eq!(required("StandbyConfig"), ["endpoints"]);
     assert_eq!(required("DataPartitionConfig"), ["metadata", "resource"]);
     assert_eq!(required("UpConfig"), Vec::<String>::new());
 }

@@ -438,6 +438,7 @@ mod tests {
         assert_eq!((first.local.len(), first.external.len()), (5, 0));
         let mut state = ClusterState::bootstrap(&config).unwrap();
         let added = |name: &str| StoreConfig {
+            standby: None,
             name: StoreName(name.to_owned()),
             slot: None,
             endpoints: vec!["127.0.0.1:1".to_owned()],

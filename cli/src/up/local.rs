@@ -205,6 +205,7 @@ mod tests {
         assert_eq!(to_start(&state), []);
         let name = StoreName("b".to_owned());
         let added = StoreConfig {
+            standby: None,
             name: name.clone(),
             slot: None,
             endpoints: Vec::new(),

@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, ClusterState, Touched, config_path, refused, store_path};
+use super::{Change, ClusterState, Members, Touched, config_path, refused, store_path};
 use crate::{
     ids::{Slot, StoreName},
     map::StoreIdx,
-    model::{DataPartitionConfig, Durability, StoreConfig, StoreType},
+    model::{DataPartitionConfig, Durability, StandbyConfig, StoreConfig, StoreType},
     transfers,
     validate::{self, FieldError, FieldErrors},
 };
@@ -29,6 +29,12 @@ pub struct StoreObject {
     /// Where the store listens. May be empty if the part of kindred that starts the store knows the address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoints: Vec<String>,
+    /// The standbys that the store is to have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub standby: Option<StandbyConfig>,
+    /// The record of its members (R19). Absent, it never had a standby.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<Members>,
     /// The store's UUID, recorded at its first handshake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
@@ -72,6 +78,8 @@ impl StoreObject {
             // Validation has checked that the slot is at most `Slot::MAX`.
             slot: config.slot.and_then(|slot| u16::try_from(slot).ok()),
             endpoints: config.endpoints,
+            standby: config.standby,
+            members: None,
             uuid: None,
             opens_at: None,
             lease_heir: None,
@@ -89,6 +97,7 @@ impl StoreObject {
             slot: self.slot.map(u32::from),
             endpoints: self.endpoints.clone(),
             store_type: self.store_type,
+            standby: self.standby.clone(),
         }
     }
 }
@@ -207,12 +216,19 @@ impl ClusterState {
         self.default != store.name && !owns_kept && !is_to_keep
     }
 
-    /// Replaces a store's endpoints.
+    /// Replaces a store's endpoints. An address of one of its standbys changes nothing: which member serves is the record's
+    /// to say, so a file or flag from before a failover does not undo it.
     ///
     /// # Errors
     /// When there is no such store, or an endpoint is invalid.
     pub fn readdress_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
+        let of_standby = |endpoint: &String| {
+            object.standby.as_ref().is_some_and(|standby| standby.endpoints.contains(endpoint))
+        };
+        if object.members.is_some() && endpoints.iter().any(of_standby) {
+            return Ok(self.clone());
+        }
         let mut errors = FieldErrors::default();
         let config = StoreConfig { endpoints: endpoints.clone(), ..object.config() };
         validate::stores(&[config], |_| store_path(name), &mut errors);
@@ -344,7 +360,8 @@ impl ClusterState {
                 "change its endpoints when it is restored elsewhere",
             ));
         }
-        let config = StoreConfig { slot: None, endpoints, ..object.config() };
+        // Standbys of the lost store are none of its replacement, which has another slot.
+        let config = StoreConfig { slot: None, endpoints, standby: None, ..object.config() };
         let gone = self.with_store(lost, |store| store.state = StoreState::Removed);
         let (mut next, place) = gone.add_store(config)?;
         next.revision = gone.revision;
@@ -383,7 +400,7 @@ impl ClusterState {
         })
     }
 
-    fn with_store(&self, at: StoreIdx, change: impl FnOnce(&mut StoreObject)) -> Self {
+    pub(super) fn with_store(&self, at: StoreIdx, change: impl FnOnce(&mut StoreObject)) -> Self {
         let mut next = self.clone();
         next.revision += 1;
         if let Some(store) = next.stores.get_mut(usize::from(at.0)) {

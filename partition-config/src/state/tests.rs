@@ -288,6 +288,7 @@ fn splits_and_merges() {
 fn stores_come_with_a_slot_of_their_own_and_go_when_they_own_nothing() {
     let before = state(&["resource: pods, serviceGroupId: b"]);
     let new = |name: &str, slot| StoreConfig {
+        standby: None,
         name: StoreName(name.to_owned()),
         slot,
         endpoints: vec![],
@@ -332,6 +333,7 @@ fn stores_come_with_a_slot_of_their_own_and_go_when_they_own_nothing() {
 fn slots_run_out() {
     let mut state = state(&[]);
     let new = |at: usize| StoreConfig {
+        standby: None,
         name: StoreName(format!("s{at}")),
         slot: None,
         endpoints: vec![],
@@ -540,6 +542,7 @@ fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
     let mut state = state(&["resource: pods, serviceGroupId: a"]);
     let new = name("new");
     let shard = |slot: Option<u32>| StoreConfig {
+        standby: None,
         name: name("new"),
         slot,
         endpoints: Vec::new(),

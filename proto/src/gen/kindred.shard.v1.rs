@@ -1097,13 +1097,26 @@ pub struct CountRequest {
     pub term: u64,
     #[prost(string, repeated, tag = "2")]
     pub members: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The record has this term, and this member as the primary: it serves, if it has yielded or was in doubt.
+    #[prost(bool, tag = "3")]
+    pub recorded: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CountResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct YieldRequest {
+    #[prost(uint64, tag = "1")]
+    pub term: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct YieldResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareRequest {
     #[prost(uint64, tag = "1")]
     pub term: u64,
+    /// The id of the standby that is meant; empty for whoever it is.
+    #[prost(string, tag = "2")]
+    pub member: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {
@@ -1118,6 +1131,13 @@ pub struct PromoteRequest {
     /// The highest incarnation of the store that anybody has seen. The promoted member has a higher one.
     #[prost(uint64, tag = "2")]
     pub incarnation_above: u64,
+    /// The former primary had yielded when this member was prepared: the wait is not needed.
+    #[prost(bool, tag = "3")]
+    pub yielded: bool,
+    /// An operator has said that the former primary is dead. This member may lack its last changes: every Kind has a gap from
+    /// where this member is, and it opens when its clock is at this time, in microseconds since the Unix epoch (R14).
+    #[prost(uint64, tag = "4")]
+    pub forced_opens_at_micros: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PromoteResponse {
@@ -1162,6 +1182,22 @@ pub struct MemberResponse {
     pub position: u64,
     #[prost(bool, tag = "10")]
     pub connected: bool,
+    /// At a standby: whether it was prepared for its term, the time after which it may then be promoted, how long ago it last
+    /// received something, and where its primary is.
+    #[prost(bool, tag = "11")]
+    pub prepared: bool,
+    #[prost(uint32, tag = "12")]
+    pub wait_millis: u32,
+    #[prost(uint32, tag = "13")]
+    pub silent_millis: u32,
+    #[prost(string, tag = "14")]
+    pub primary_url: ::prost::alloc::string::String,
+    /// At a primary: it has yielded.
+    #[prost(bool, tag = "15")]
+    pub yielded: bool,
+    /// At a primary: the last term in which the record named it as such, by a call that said so.
+    #[prost(uint64, tag = "16")]
+    pub named_term: u64,
 }
 /// Nested message and enum types in `MemberResponse`.
 pub mod member_response {
@@ -1220,6 +1256,12 @@ pub struct StandbyShown {
     pub batches_behind: u64,
     #[prost(uint64, tag = "6")]
     pub waiting_bytes: u64,
+    /// Whether it has all that was shown when it began to count.
+    #[prost(bool, tag = "7")]
+    pub has_shown: bool,
+    /// How long ago the newest batch was sent that it has acknowledged.
+    #[prost(uint32, tag = "8")]
+    pub silent_millis: u32,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -5053,8 +5095,8 @@ pub mod standbys_client {
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
     /// Standbys by log shipping (R18-R20). The members of a store are its primary, which serves, and its standbys, which do
-    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries the record's
-    /// term, and a lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
+    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries a term, and a
+    /// lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
     #[derive(Debug, Clone)]
     pub struct StandbysClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -5149,8 +5191,9 @@ pub mod standbys_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Follow"));
             self.inner.streaming(req, path, codec).await
         }
-        /// At the primary: everything waits for these standbys from now on, and for no others. Answered when they have all that is
-        /// shown. A standby is added here before the record names it, and taken out after the record does not (R19).
+        /// At the primary: everything waits for these standbys from now on, and for no others. A standby is added here before the
+        /// record names it, and taken out after the record does not (R19). The record may name it once it has all that is shown:
+        /// StandbyShown.has_shown.
         pub async fn count(
             &mut self,
             request: impl tonic::IntoRequest<super::CountRequest>,
@@ -5170,6 +5213,29 @@ pub mod standbys_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Count"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// At the primary: it executes no request any more, so that a standby may be promoted without a wait. What it has executed
+        /// goes on to the standbys. It serves again by Count with the record's term.
+        pub async fn r#yield(
+            &mut self,
+            request: impl tonic::IntoRequest<super::YieldRequest>,
+        ) -> std::result::Result<tonic::Response<super::YieldResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/kindred.shard.v1.Standbys/Yield",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Yield"));
             self.inner.unary(req, path, codec).await
         }
         /// At a standby that is to be the primary of a term: it acknowledges nothing any more. Answers how long the former
@@ -5297,12 +5363,19 @@ pub mod standbys_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::FollowRequest>>,
         ) -> std::result::Result<tonic::Response<Self::FollowStream>, tonic::Status>;
-        /// At the primary: everything waits for these standbys from now on, and for no others. Answered when they have all that is
-        /// shown. A standby is added here before the record names it, and taken out after the record does not (R19).
+        /// At the primary: everything waits for these standbys from now on, and for no others. A standby is added here before the
+        /// record names it, and taken out after the record does not (R19). The record may name it once it has all that is shown:
+        /// StandbyShown.has_shown.
         async fn count(
             &self,
             request: tonic::Request<super::CountRequest>,
         ) -> std::result::Result<tonic::Response<super::CountResponse>, tonic::Status>;
+        /// At the primary: it executes no request any more, so that a standby may be promoted without a wait. What it has executed
+        /// goes on to the standbys. It serves again by Count with the record's term.
+        async fn r#yield(
+            &self,
+            request: tonic::Request<super::YieldRequest>,
+        ) -> std::result::Result<tonic::Response<super::YieldResponse>, tonic::Status>;
         /// At a standby that is to be the primary of a term: it acknowledges nothing any more. Answers how long the former
         /// primary may still answer (R20).
         async fn prepare(
@@ -5330,8 +5403,8 @@ pub mod standbys_server {
         ) -> std::result::Result<tonic::Response<super::MemberResponse>, tonic::Status>;
     }
     /// Standbys by log shipping (R18-R20). The members of a store are its primary, which serves, and its standbys, which do
-    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries the record's
-    /// term, and a lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
+    /// not. Who is what is decided elsewhere, by one record per store; every call that follows from it carries a term, and a
+    /// lower one than the highest seen is refused with FailedPrecondition. Every call but Follow may be repeated.
     #[derive(Debug)]
     pub struct StandbysServer<T> {
         inner: Arc<T>,
@@ -5484,6 +5557,49 @@ pub mod standbys_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CountSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/kindred.shard.v1.Standbys/Yield" => {
+                    #[allow(non_camel_case_types)]
+                    struct YieldSvc<T: Standbys>(pub Arc<T>);
+                    impl<T: Standbys> tonic::server::UnaryService<super::YieldRequest>
+                    for YieldSvc<T> {
+                        type Response = super::YieldResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::YieldRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Standbys>::r#yield(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = YieldSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -17,5 +17,8 @@ pub const ROUTER: &str = "kindred-router";
 /// From a shard, with a refusal for ownership: the generation of the map since which another store owns the keys,
 /// or 0 while the ownership is being decided (R11).
 pub const NOT_OWNED: &str = "kindred-not-owned";
+/// Metadata of a refusal by a member that is not, or may not be any more, the primary of its store (R19): nothing was
+/// executed, and another member will soon serve. The value is empty.
+pub const NOT_PRIMARY: &str = "kindred-not-primary";
 /// From a shard, with a refused call of a move: the highest term of that move that the shard has seen (R14).
 pub const STALE_TERM: &str = "kindred-stale-term";

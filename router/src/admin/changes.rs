@@ -1,8 +1,10 @@
 //! Changes of single objects, as functions from one state to the next. Pure except for the types of its errors.
 
+use std::collections::BTreeSet;
+
 use kindred_partition_config::ids::StoreName;
-use kindred_partition_config::model::DataPartitionConfig;
-use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
+use kindred_partition_config::model::{DataPartitionConfig, StandbyConfig};
+use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreObject, StoreState};
 
 use super::objects::{Resource, ServiceGroup};
 use super::status::ApiError;
@@ -91,6 +93,24 @@ fn still(state: &ClusterState, next: ClusterState) -> Change {
     Change { state: next, desired: state.map.clone(), transfers: Vec::new() }
 }
 
+/// The group with the addresses of the members in their present roles. A file from before a failover has them in others,
+/// and which member serves is the record's to say (R19).
+fn in_their_roles(group: &ServiceGroup, object: &StoreObject) -> ServiceGroup {
+    let all = |endpoints: &[String], standby: Option<&StandbyConfig>| {
+        let standbys = standby.iter().flat_map(|standby| &standby.endpoints);
+        endpoints.iter().chain(standbys).cloned().collect::<BTreeSet<_>>()
+    };
+    let mut group = group.clone();
+    let same = all(&group.endpoints, group.standby.as_ref()) == all(&object.endpoints, object.standby.as_ref());
+    if let (true, true, Some(standby), Some(known)) =
+        (same, object.members.is_some(), &mut group.standby, &object.standby)
+    {
+        group.endpoints.clone_from(&object.endpoints);
+        standby.endpoints.clone_from(&known.endpoints);
+    }
+    group
+}
+
 /// The change that makes a store what `group` says.
 ///
 /// # Errors
@@ -109,8 +129,12 @@ pub fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Change
         return Err(fixed("slot"));
     }
     let mut next = state.clone();
+    let group = &in_their_roles(group, object);
     if group.endpoints != object.endpoints {
         next = next.readdress_store(&name, group.endpoints.clone())?;
+    }
+    if group.standby != object.standby {
+        next = next.set_standby(&name, group.standby.clone())?;
     }
     match group.state.unwrap_or(object.state) {
         wanted if wanted == object.state => Ok(still(state, next)),

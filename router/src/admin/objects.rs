@@ -1,8 +1,8 @@
 //! Partition configs and stores in the form of the admin API: objects with `apiVersion`, `kind` and `metadata`.
 
 use kindred_partition_config::ids::StoreName;
-use kindred_partition_config::model::{DataPartitionConfig, StoreConfig, StoreType};
-use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
+use kindred_partition_config::model::{DataPartitionConfig, StandbyConfig, StoreConfig, StoreType};
+use kindred_partition_config::state::{ClusterState, Members, StoreObject, StoreState};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -148,6 +148,13 @@ fn group(store: &StoreObject, default: bool) -> Object {
         "type": store.store_type, "slot": store.slot, "endpoints": store.endpoints, "uuid": store.uuid,
         "state": store.state, "default": default,
     });
+    let mut value = value;
+    if let Some(standby) = &store.standby {
+        value["standby"] = json!(standby);
+    }
+    if let Some(members) = &store.members {
+        value["members"] = json!(members);
+    }
     Object { name: store.name.0.clone(), version, value }
 }
 
@@ -170,6 +177,12 @@ pub struct ServiceGroup {
     pub slot: Option<u32>,
     #[serde(default)]
     pub endpoints: Vec<String>,
+    /// The standbys that it is to have.
+    #[serde(default)]
+    pub standby: Option<StandbyConfig>,
+    /// Ignored; present only in answers.
+    #[serde(default)]
+    pub members: Option<Members>,
     /// Ignored; present only in answers.
     #[serde(default)]
     pub uuid: Option<String>,
@@ -195,6 +208,7 @@ impl ServiceGroup {
             slot: self.slot,
             endpoints: self.endpoints.clone(),
             store_type: self.store_type,
+            standby: self.standby.clone(),
         }
     }
 }

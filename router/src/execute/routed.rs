@@ -42,6 +42,11 @@ pub async fn route<R: Routed>(request: &mut R) -> Result<R::Answer, Status> {
         let (plan, generation) = request.plan()?;
         match request.run(plan, generation).await {
             Err(status) if NotOwned::of(&status).is_some() => request.wait(generation).await?,
+            Err(status) if NotOwned::waits_for_takeover(&status) => {
+                if request.wait(generation).await.is_err() {
+                    return Err(status);
+                }
+            }
             answered => return answered,
         }
     }

@@ -38,6 +38,8 @@ pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
         uuid: store.uuid.clone(),
         opens_at: store.opens_at,
         endpoints,
+        primary: store.members.as_ref().map(|members| members.primary.clone()),
+        has_standbys: store.members.is_some() && store.standby.is_some(),
     }
 }
 

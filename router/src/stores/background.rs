@@ -7,6 +7,7 @@ use kindred_transport::Drain;
 use super::{Store, monitor, releases};
 use crate::leases::{ended, heirs};
 use crate::meta::take::StateKeeper;
+use crate::standbys;
 
 /// Starts the tasks.
 pub fn start(keeper: &Arc<StateKeeper>, store: &Arc<Store>) {
@@ -14,6 +15,7 @@ pub fn start(keeper: &Arc<StateKeeper>, store: &Arc<Store>) {
     if store.is_shard() {
         until_removed(&keeper.drain, store, ended::follow(keeper.leases.clone(), store.clone()));
         until_removed(&keeper.drain, store, releases::run(store.clone()));
+        until_removed(&keeper.drain, store, standbys::run(keeper.clone(), store.clone()));
         until_removed(&keeper.drain, store, heirs::follow(keeper.leases.clone(), store.clone()));
     }
 }

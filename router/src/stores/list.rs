@@ -113,11 +113,20 @@ impl Stores {
         if *known == spec {
             return Ok(());
         }
-        if (StoreSpec { uuid: known.uuid.clone(), ..spec.clone() }) == *known {
+        let (uuid, has_standbys) = (known.uuid.clone(), known.has_standbys);
+        let same_member = known.primary.is_none() || known.primary == spec.primary;
+        let primary = known.primary.clone();
+        if same_member && (StoreSpec { uuid, has_standbys, primary, ..spec.clone() }) == *known {
             store.learn(spec);
             return Ok(());
         }
         store.relink(spec, &self.inner.linking).map_err(|source| StoreListError::Connect { name, source })
+    }
+
+    /// What connections to stores are made with.
+    #[must_use]
+    pub fn connector(&self) -> &Connector {
+        &self.inner.linking.connector
     }
 
     #[must_use]
@@ -221,6 +230,8 @@ mod tests {
             uuid: None,
             opens_at: None,
             endpoints: vec![endpoint.parse().unwrap()],
+            primary: None,
+            has_standbys: false,
         }
     }
 

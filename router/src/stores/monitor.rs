@@ -86,8 +86,10 @@ pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
                 () = store.state().kicked() => tokio::time::sleep(Duration::from_millis(10)).await,
             }
         } else {
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            tokio::select! {
+                () = tokio::time::sleep(backoff) => backoff = (backoff * 2).min(BACKOFF_MAX),
+                () = store.relinked().notified() => backoff = BACKOFF_MIN,
+            }
         }
     }
 }
@@ -343,6 +345,8 @@ mod tests {
             uuid: Some("u".into()),
             opens_at: None,
             endpoints: vec![],
+            primary: None,
+            has_standbys: false,
         };
         let good =
             HelloResponse { protocol_version: 1, slot: 3, store_uuid: "u".into(), ..Default::default() };

@@ -1,11 +1,13 @@
 //! Whether a store can be reached: written by its monitor and by failed calls, read by every request.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use kindred_partition_config::ids::Slot;
 use kindred_proto::{FEATURE_BATCHED_SNAPSHOTS, FEATURE_BATCHES};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
 /// What a store reported of itself in its handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,6 +77,8 @@ pub struct StateCell {
     phase: watch::Sender<Arc<Phase>>,
     last_error: watch::Sender<Option<String>>,
     kick: Notify,
+    /// Since when it is not up; `None` while it is, and before it first was.
+    down: Mutex<Option<Instant>>,
 }
 
 impl Default for StateCell {
@@ -85,6 +89,7 @@ impl Default for StateCell {
             phase: watch::Sender::new(Arc::new(Phase::Connecting)),
             last_error: watch::Sender::new(None),
             kick: Notify::new(),
+            down: Mutex::default(),
         }
     }
 }
@@ -94,6 +99,12 @@ impl StateCell {
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Acquire)
+    }
+
+    /// How long it has been down; `None` while it is up, and before it first was.
+    #[must_use]
+    pub fn down_for(&self) -> Option<Duration> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed())
     }
 
     /// Whether it serves batches.
@@ -157,7 +168,11 @@ impl StateCell {
         if let Phase::Up(identity) = &phase {
             self.features.store(identity.features, Ordering::Release);
         }
-        self.up.store(matches!(phase, Phase::Up(_)), Ordering::Release);
+        let up = matches!(phase, Phase::Up(_));
+        let was_up = self.up.swap(up, Ordering::AcqRel);
+        if up != was_up {
+            *self.down.lock().unwrap_or_else(PoisonError::into_inner) = was_up.then(Instant::now);
+        }
         if let Some(reason) = phase.problem() {
             self.last_error.send_replace(Some(reason.to_owned()));
         }

@@ -121,13 +121,21 @@ impl Machine {
         !self.shipping.answers(now.duration_since(self.began))
     }
 
+    /// Whether another member is the primary, so that nothing will be executed here any more.
+    pub(super) fn refuses_all(&self) -> bool {
+        self.shipping.is_superseded()
+    }
+
     /// Does what the loop is told of this member.
     pub(super) fn control(&mut self, now: Instant, control: Control) {
         match control {
             Control::Said(said) => {
                 self.shipping.hear(&mut self.core.engine, said, now.duration_since(self.began));
             }
-            Control::Promote { answer } => self.promoted = Some(answer),
+            Control::Promote { behind, answer } => {
+                behind.into_iter().for_each(|ceiling| self.core.is_behind(ceiling));
+                self.promoted = Some(answer);
+            }
         }
     }
 

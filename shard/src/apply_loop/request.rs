@@ -45,6 +45,24 @@ pub(crate) enum Request {
     Flushed(Call),
 }
 
+impl Request {
+    /// Refuses to execute the request. What is dropped learns only that there will be no answer.
+    pub(crate) fn refuse(self, why: &KvError) {
+        match self {
+            Self::Apply { answer, .. } => answer.send(Err(why.clone())),
+            Self::Read { answer, .. } => answer.send(Err(why.clone())),
+            Self::Batch(ops) => ops.into_iter().for_each(|op| op.reply.send(Err(why.clone()))),
+            Self::Chunk { answer, .. } => drop(answer.send(Err(why.clone()))),
+            Self::Pull { .. }
+            | Self::ResumeFeed(_)
+            | Self::Call(_)
+            | Self::Late(_)
+            | Self::Raised { .. }
+            | Self::Flushed(_) => {}
+        }
+    }
+}
+
 /// Keys of a long read, and whether they are the last.
 pub(crate) type LongChunk = (Vec<Version>, bool);
 

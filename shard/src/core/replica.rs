@@ -16,6 +16,8 @@ pub struct Replica {
     pub ceiling: Revision,
     /// Modes that are to be set when both logs are flushed.
     pub modes: Option<KindModes>,
+    /// Whether its primary may have shown more than it has shipped.
+    pub behind: bool,
 }
 
 impl Core {
@@ -42,13 +44,25 @@ impl Core {
         (self.engine.modes() != &modes).then_some(modes)
     }
 
+    /// The primary may have shown everything below this ceiling, and not all of that is here (R14).
+    pub fn is_behind(&mut self, ceiling: Revision) {
+        if let Some(replica) = &mut self.replica {
+            (replica.ceiling, replica.behind) = (replica.ceiling.max(ceiling), true);
+        }
+    }
+
     /// Goes on in the primary's place. Everything must be on disk and published, a ceiling above the primary's too.
     ///
     /// # Errors
     /// When the ceiling is one that no clock could have had.
     pub fn take_over(&mut self) -> Result<(), KvError> {
         let Some(replica) = &self.replica else { return Ok(()) };
-        self.engine.promote(replica.ceiling, self.clock.mono()).map_err(EngineError::from)?;
+        let mono = self.clock.mono();
+        let promoted = match replica.behind {
+            false => self.engine.promote(replica.ceiling, mono),
+            true => self.engine.promote_behind(replica.ceiling, mono),
+        };
+        promoted.map_err(EngineError::from)?;
         self.replica = None;
         Ok(())
     }

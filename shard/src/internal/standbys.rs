@@ -6,9 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use kindred_partition_config::ids::{Slot, Term};
+use kindred_partition_config::ids::{Revision, SLOT_BITS, Slot, Term};
 use kindred_proto::shard_v1::{
     self as pb, follow_request, follow_response, member_response, shipment, standbys_server::Standbys,
 };
@@ -39,6 +40,8 @@ pub struct Store {
     pub etcd_prefix: String,
     /// Whether revisions are dense: then it is alone.
     pub dense: bool,
+    /// The `--standby-of` of this process.
+    pub started_as: Option<String>,
 }
 
 #[derive(Clone)]
@@ -203,7 +206,7 @@ impl Standbys for StandbyService {
     }
 
     async fn count(&self, request: Request<pb::CountRequest>) -> Result<Response<pb::CountResponse>, Status> {
-        let pb::CountRequest { term, members } = request.into_inner();
+        let pb::CountRequest { term, members, recorded } = request.into_inner();
         let members: Vec<MemberId> = members.into_iter().map(MemberId).collect();
         let mut role = self.membership.role.lock().await;
         let term = check_term(&role, term)?;
@@ -217,24 +220,51 @@ impl Standbys for StandbyService {
         let before = Role { term, counted: all, ..role.clone() };
         self.membership.keep(&mut role, before).await.map_err(on_disk)?;
         let ids = members.clone();
-        if let Err(refused) = self.control(|answer| Said::Count { ids, answer }).await? {
+        if let Err(refused) = self.control(|answer| Said::Count { ids, recorded, answer }).await? {
             let unchanged = Role { counted: counted_before, ..role.clone() };
             self.membership.keep(&mut role, unchanged).await.map_err(on_disk)?;
             return Err(precondition(refused));
         }
-        self.membership.confirmed();
-        let after = Role { counted: sorted(members), ..role.clone() };
+        if recorded {
+            self.membership.confirmed();
+        }
+        let named = if recorded { term } else { role.named };
+        let after = Role { named, counted: sorted(members), ..role.clone() };
         self.membership.keep(&mut role, after).await.map_err(on_disk)?;
         Ok(Response::new(pb::CountResponse {}))
+    }
+
+    async fn r#yield(
+        &self,
+        request: Request<pb::YieldRequest>,
+    ) -> Result<Response<pb::YieldResponse>, Status> {
+        let mut role = self.membership.role.lock().await;
+        let term = check_term(&role, request.into_inner().term)?;
+        if role.does != Does::Primary {
+            return Err(precondition("this member is not the primary"));
+        }
+        // A restart forgets that it has yielded, and is in doubt instead: that needs a standby that counts.
+        if role.counted.is_empty() {
+            return Err(precondition("no standby of this primary counts"));
+        }
+        let yielded = Role { term, ..role.clone() };
+        self.membership.keep(&mut role, yielded).await.map_err(on_disk)?;
+        self.control(|answer| Said::Yield { answer }).await?;
+        self.membership.yields();
+        Ok(Response::new(pb::YieldResponse {}))
     }
 
     async fn prepare(
         &self,
         request: Request<pb::PrepareRequest>,
     ) -> Result<Response<pb::PrepareResponse>, Status> {
+        let pb::PrepareRequest { term, member } = request.into_inner();
         let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, request.into_inner().term)?;
+        let term = check_term(&role, term)?;
         let following = self.following()?;
+        if !member.is_empty() && member != self.membership.id.0 {
+            return Err(precondition(format!("this is member {}, not {member}", self.membership.id)));
+        }
         if role.does != Does::Standby {
             return Err(precondition("this member is no standby"));
         }
@@ -246,21 +276,14 @@ impl Standbys for StandbyService {
             self.membership.keep(&mut role, promised).await.map_err(on_disk)?;
         }
         following.prepare(term).map_err(precondition)?;
-        let wait_millis = match following.may_be_promoted(term) {
-            Ok(()) => 0,
-            Err(NotDone::Waits { left }) => {
-                u32::try_from(left.as_millis()).unwrap_or(u32::MAX).saturating_add(1)
-            }
-            Err(other) => return Err(precondition(other)),
-        };
-        Ok(Response::new(pb::PrepareResponse { wait_millis }))
+        Ok(Response::new(pb::PrepareResponse { wait_millis: wait_millis(following) }))
     }
 
     async fn promote(
         &self,
         request: Request<pb::PromoteRequest>,
     ) -> Result<Response<pb::PromoteResponse>, Status> {
-        let pb::PromoteRequest { term, incarnation_above } = request.into_inner();
+        let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros } = request.into_inner();
         let mut role = self.membership.role.lock().await;
         let term = check_term(&role, term)?;
         if role.does == Does::Primary && role.term == term {
@@ -268,19 +291,23 @@ impl Standbys for StandbyService {
             return Ok(Response::new(pb::PromoteResponse { incarnation: self.membership.incarnation() }));
         }
         let following = self.following()?;
-        following.may_be_promoted(term).map_err(precondition)?;
+        match yielded {
+            true => following.is_prepared_for(term).map_err(precondition)?,
+            false => following.may_be_promoted(term).map_err(precondition)?,
+        }
+        let behind = opens_at(forced_opens_at_micros)?;
         following.stop.cancel();
         if let Some(handing) = following.handing.lock().await.take() {
             // A panic there has ended the process.
             let _ = handing.await;
         }
-        self.control(|answer| Control::Promote { answer }).await??;
+        self.control(|answer| Control::Promote { behind, answer }).await??;
         let incarnation = self.membership.incarnation().max(incarnation_above).saturating_add(1);
         if let Some(directory) = self.membership.directory() {
             let identity = Identity { incarnation, ..self.store.identity.clone() };
             identity.write(directory).map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
         }
-        let primary = Role { does: Does::Primary, term, counted: Vec::new(), primary: None };
+        let primary = Role { term, named: term, ..Role::alone() };
         self.membership.promoted(incarnation);
         self.membership.keep(&mut role, primary).await.map_err(on_disk)?;
         tracing::info!(term = term.0, incarnation, "this standby is the primary now");
@@ -301,7 +328,8 @@ impl Standbys for StandbyService {
             return Err(KvError::Stopped.into());
         }
         let does = if role.does == Does::Primary { Does::Superseded } else { role.does };
-        let superseded = Role { does, term, counted: Vec::new(), primary: Some(primary_url) };
+        let started_as = self.store.started_as.clone();
+        let superseded = Role { does, term, primary: Some(primary_url), started_as, ..Role::alone() };
         self.membership.keep(&mut role, superseded).await.map_err(on_disk)?;
         self.membership.superseded.cancel();
         Ok(Response::new(pb::SupersedeResponse {}))
@@ -320,6 +348,8 @@ impl Standbys for StandbyService {
             whole: shown.whole,
             batches_behind: shown.behind,
             waiting_bytes: shown.waiting_bytes,
+            has_shown: shown.has_shown,
+            silent_millis: millis(shown.silent),
         });
         let following = self.membership.following.as_ref().filter(|_| role.does == Does::Standby);
         let does = match role.does {
@@ -338,8 +368,41 @@ impl Standbys for StandbyService {
             whole: following.is_some_and(|following| following.is_whole()),
             position: following.map_or(0, |following| following.position().0),
             connected: following.is_some_and(|following| following.is_connected()),
+            prepared: following.is_some_and(|following| following.is_prepared()),
+            wait_millis: following.map_or(0, |following| wait_millis(following)),
+            silent_millis: following.map_or(0, |following| millis(following.silent())),
+            primary_url: role.primary.unwrap_or_default(),
+            yielded: self.membership.has_yielded(),
+            named_term: role.named.0,
         }))
     }
+}
+
+/// The whole milliseconds after which a prepared standby may be promoted.
+fn wait_millis(following: &Following) -> u32 {
+    match following.may_be_promoted(following.term()) {
+        Err(NotDone::Waits { left }) => millis(left).saturating_add(1),
+        _ => 0,
+    }
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// The revision above which a standby begins that takes the place of a primary by force; `None` without force.
+///
+/// # Errors
+/// Before the clock is there (R14).
+fn opens_at(micros: u64) -> Result<Option<Revision>, Status> {
+    if micros == 0 {
+        return Ok(None);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros());
+    if let Some(left) = u128::from(micros).checked_sub(now).filter(|left| *left > 0) {
+        return Err(precondition(format!("it opens in {:.1} s (R14)", left as f64 / 1e6)));
+    }
+    Ok(i64::try_from(micros).ok().and_then(|micros| micros.checked_shl(SLOT_BITS)).map(Revision))
 }
 
 fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {

@@ -98,14 +98,32 @@ impl Follower {
         Ok(())
     }
 
+    /// Whether it is about to be promoted.
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        self.prepared
+    }
+
+    /// How long ago it last acknowledged something.
+    #[must_use]
+    pub fn silent(&self, now: Duration) -> Duration {
+        self.acknowledged_at.map_or(now, |at| now.saturating_sub(at))
+    }
+
+    /// Whether it is prepared for a term: where the former primary has yielded, no wait is needed.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn is_prepared_for(&self, term: Term) -> Result<(), NotDone> {
+        if term == self.term && self.prepared { Ok(()) } else { Err(NotDone::NotPrepared(term)) }
+    }
+
     /// Whether meta's record may name it as the primary of a term it was prepared for.
     ///
     /// # Errors
     /// While the former primary may still answer, or when it is not prepared.
     pub fn may_be_promoted(&self, term: Term, now: Duration) -> Result<(), NotDone> {
-        if term != self.term || !self.prepared {
-            return Err(NotDone::NotPrepared(term));
-        }
+        self.is_prepared_for(term)?;
         let until = self.acknowledged_at.map_or(Duration::ZERO, |at| at + WAIT);
         match until.saturating_sub(now) {
             Duration::ZERO => Ok(()),

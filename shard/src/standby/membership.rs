@@ -32,6 +32,8 @@ pub struct Membership {
     pub role: tokio::sync::Mutex<Role>,
     /// Whether the role lets it serve.
     serves: AtomicBool,
+    /// Whether it executes nothing so that a standby can take its place.
+    yielded: AtomicBool,
     /// Whether it was started as a primary whose standbys may have been promoted since, and nobody has said otherwise.
     in_doubt: AtomicBool,
     incarnation: Arc<AtomicU64>,
@@ -57,6 +59,7 @@ impl Membership {
             run: random().max(1),
             directory,
             serves: AtomicBool::new(serves),
+            yielded: AtomicBool::new(false),
             in_doubt: AtomicBool::new(serves && !role.counted.is_empty()),
             role: tokio::sync::Mutex::new(role),
             incarnation: Arc::new(AtomicU64::new(incarnation)),
@@ -79,6 +82,17 @@ impl Membership {
     /// Somebody who knows the record has said that it is the primary.
     pub fn confirmed(&self) {
         self.in_doubt.store(false, Ordering::Release);
+        self.yielded.store(false, Ordering::Release);
+    }
+
+    /// It executes nothing from now on, until it is confirmed.
+    pub fn yields(&self) {
+        self.yielded.store(true, Ordering::Release);
+    }
+
+    #[must_use]
+    pub fn has_yielded(&self) -> bool {
+        self.yielded.load(Ordering::Acquire)
     }
 
     #[must_use]
@@ -204,6 +218,25 @@ impl Following {
     #[must_use]
     pub fn term(&self) -> Term {
         self.with(|follower, _| follower.term())
+    }
+
+    /// See [`Follower::is_prepared_for`].
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn is_prepared_for(&self, term: Term) -> Result<(), NotDone> {
+        self.with(|follower, _| follower.is_prepared_for(term))
+    }
+
+    #[must_use]
+    pub fn is_prepared(&self) -> bool {
+        self.with(|follower, _| follower.is_prepared())
+    }
+
+    /// How long ago it last acknowledged something.
+    #[must_use]
+    pub fn silent(&self) -> Duration {
+        self.with(|follower, now| follower.silent(now))
     }
 
     #[must_use]

@@ -15,6 +15,8 @@ const NOTED_EVERY: Duration = Duration::from_millis(20);
 struct Member {
     /// Whether it is in the set: everything waits for it. A member that is not catches up.
     counts: bool,
+    /// The last batch that may have been shown without it.
+    counted_behind: Position,
     /// The last batch that was sent to it on the present stream.
     sent: Position,
     /// The times at which batches were sent, oldest first. Each stands for its batch and those behind it.
@@ -81,7 +83,24 @@ impl Primary {
     /// Everything waits for a standby from now on. To be called before meta's record says that it is in sync, because it
     /// may be promoted from then on (R19).
     pub fn count(&mut self, id: &MemberId) {
-        self.members.entry(id.clone()).or_default().counts = true;
+        let shipped = self.shipped;
+        let member = self.members.entry(id.clone()).or_default();
+        if !member.counts {
+            (member.counts, member.counted_behind) = (true, shipped);
+        }
+    }
+
+    /// Whether a standby that counts has all that was shown when it began to: only then meta's record may name it.
+    #[must_use]
+    pub fn has_shown(&self, id: &MemberId) -> bool {
+        self.members.get(id).is_some_and(|member| member.counts && member.received >= member.counted_behind)
+    }
+
+    /// How long ago the newest batch was sent that a standby has acknowledged.
+    #[must_use]
+    pub fn silent(&self, id: &MemberId, now: Duration) -> Duration {
+        let heard = self.members.get(id).and_then(|member| member.heard);
+        heard.map_or(now, |heard| now.saturating_sub(heard))
     }
 
     /// Nothing waits for a standby any more. To be called after meta's record says that it is not in sync (R19).

@@ -34,12 +34,19 @@ pub struct Role {
     pub does: Does,
     /// The highest term that it has seen.
     pub term: Term,
+    /// At a primary: the last term in which the record named it as such, by a call that said so.
+    #[serde(default = "none", skip_serializing_if = "is_zero")]
+    pub named: Term,
     /// At a primary: the standbys that have everything that was shown. One of them may be the primary by now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub counted: Vec<MemberId>,
     /// Where the primary is, at the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub primary: Option<String>,
+    /// The `--standby-of` with which the process ran that learnt of that primary. While it is the same, the primary that
+    /// was learnt counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_as: Option<String>,
 }
 
 /// Why the role cannot be read or kept.
@@ -57,7 +64,30 @@ impl Role {
     /// A primary that never had a standby.
     #[must_use]
     pub fn alone() -> Self {
-        Self { does: Does::Primary, term: Term(0), counted: Vec::new(), primary: None }
+        Self {
+            does: Does::Primary,
+            term: Term(0),
+            named: Term(0),
+            counted: Vec::new(),
+            primary: None,
+            started_as: None,
+        }
+    }
+
+    /// Where a member that is started with this `--standby-of` finds its primary; `None` if it is one itself, or does not
+    /// know.
+    #[must_use]
+    pub fn follows(&self, wanted: Option<&str>) -> Option<String> {
+        let same = self.started_as.as_deref() == wanted;
+        let learnt = self.primary.as_deref();
+        let follows = match self.does {
+            Does::Primary => None,
+            // The flag is of a time before this member was the primary.
+            Does::Superseded => learnt.or(wanted),
+            Does::Standby if same => learnt.or(wanted),
+            Does::Standby => wanted.or(learnt),
+        };
+        follows.map(str::to_owned)
     }
 
     /// The role kept in a directory.
@@ -91,8 +121,14 @@ impl Role {
     ///
     /// # Errors
     /// When the disk refuses.
-    pub fn begin_anew(directory: &Path, term: Term, primary: &str) -> Result<Self, RoleError> {
-        let role = Self { does: Does::Standby, term, counted: Vec::new(), primary: Some(primary.to_owned()) };
+    pub fn begin_anew(
+        directory: &Path,
+        term: Term,
+        primary: &str,
+        started_as: Option<String>,
+    ) -> Result<Self, RoleError> {
+        let primary = Some(primary.to_owned());
+        let role = Self { does: Does::Standby, term, primary, started_as, ..Self::alone() };
         // First, so that what is left after a crash is taken for nothing.
         role.write(directory)?;
         let failed = |path: PathBuf| move |source| RoleError::Io { doing: "remove", path, source };
@@ -109,6 +145,15 @@ impl Role {
     }
 }
 
+fn none() -> Term {
+    Term(0)
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(term: &Term) -> bool {
+    term.0 == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,7 +163,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(Role::read(directory.path()).unwrap(), None);
         let counted = vec![MemberId("00ab".to_owned())];
-        let role = Role { does: Does::Primary, term: Term(3), counted, primary: None };
+        let role = Role { term: Term(3), counted, ..Role::alone() };
         role.write(directory.path()).unwrap();
         assert_eq!(Role::read(directory.path()).unwrap(), Some(role));
         let text = fs::read_to_string(directory.path().join(FILE)).unwrap();
@@ -129,12 +174,30 @@ mod tests {
     }
 
     #[test]
+    fn a_standby_follows_the_primary_that_it_learnt_of_until_its_flag_says_another() {
+        let role = |does, primary: &str, started_as: Option<&str>| Role {
+            does,
+            primary: Some(primary.to_owned()),
+            started_as: started_as.map(str::to_owned),
+            ..Role::alone()
+        };
+        let standby = role(Does::Standby, "b", Some("a"));
+        assert_eq!(standby.follows(Some("a")).as_deref(), Some("b"), "a was superseded by b");
+        assert_eq!(standby.follows(Some("c")).as_deref(), Some("c"), "somebody has said otherwise since");
+        assert_eq!(standby.follows(None).as_deref(), Some("b"));
+        let former = role(Does::Superseded, "b", None);
+        assert_eq!(former.follows(None).as_deref(), Some("b"));
+        assert_eq!(former.follows(Some("a")).as_deref(), Some("b"));
+        assert_eq!(role(Does::Primary, "b", None).follows(Some("a")), None);
+    }
+
+    #[test]
     fn who_begins_anew_leaves_nothing_of_the_former_store() {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("wal")).unwrap();
         fs::write(directory.path().join("wal").join("1"), "records").unwrap();
         fs::write(directory.path().join("identity.json"), "{}").unwrap();
-        let role = Role::begin_anew(directory.path(), Term(2), "http://127.0.0.1:1").unwrap();
+        let role = Role::begin_anew(directory.path(), Term(2), "http://127.0.0.1:1", None).unwrap();
         let left: Vec<_> =
             fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, [FILE]);

@@ -100,8 +100,11 @@ pub enum Said {
     Received { id: MemberId, position: Position, whole: bool },
     /// A standby's connection is gone.
     Gone { id: MemberId, waiting: Arc<AtomicU64> },
-    /// Everything waits for these standbys from now on, and for no other. Answered when they have all that is shown.
-    Count { ids: Vec<MemberId>, answer: oneshot::Sender<Result<(), NotCounted>> },
+    /// Everything waits for these standbys from now on, and for no other. `recorded`: the record says so, and that this
+    /// member is the primary.
+    Count { ids: Vec<MemberId>, recorded: bool, answer: oneshot::Sender<Result<(), NotCounted>> },
+    /// No request is executed any more, until the record says that this member is the primary. Told once that is so.
+    Yield { answer: oneshot::Sender<()> },
     /// Another member is the primary: nothing is answered any more.
     Superseded,
     /// What is known of the standbys.
@@ -123,6 +126,10 @@ pub struct Shown {
     pub follows: bool,
     /// Whether it has a whole copy on its disk.
     pub whole: bool,
+    /// Whether it has all that was shown when it began to count.
+    pub has_shown: bool,
+    /// How long ago the newest batch was sent that it has acknowledged.
+    pub silent: Duration,
     /// Batches that it has not received.
     pub behind: u64,
     /// Bytes that wait to be sent to it.
@@ -153,8 +160,8 @@ pub struct Shipping {
     /// The ceiling on disk, which is to be shipped.
     on_disk: Revision,
     shipped_at: Option<Duration>,
-    /// Callers that wait until their standbys have what was shipped.
-    counting: Vec<(Position, oneshot::Sender<Result<(), NotCounted>>)>,
+    /// It executes nothing so that a standby can take its place.
+    yielded: bool,
     superseded: bool,
     /// Whether the engine ships.
     on: bool,
@@ -175,7 +182,7 @@ impl Shipping {
             in_force: Revision::ZERO,
             on_disk: Revision::ZERO,
             shipped_at: None,
-            counting: Vec::new(),
+            yielded: false,
             superseded: false,
             on: false,
         }
@@ -202,7 +209,7 @@ impl Shipping {
     /// Whether requests may be executed now (R20).
     #[must_use]
     pub fn answers(&self, now: Duration) -> bool {
-        !self.superseded && self.primary.answers(now) && !self.is_full()
+        !self.superseded && !self.yielded && self.primary.answers(now) && !self.is_full()
     }
 
     /// Whether too much waits for a standby that counts.
@@ -301,19 +308,12 @@ impl Shipping {
         while let Some((_, ceiling)) = self.ceilings.pop_front_if(|(position, _)| *position <= received) {
             self.in_force = self.in_force.max(ceiling);
         }
-        self.answer();
     }
 
-    /// Answers callers whose standbys have what they must have.
-    fn answer(&mut self) {
-        let received = self.primary.received();
-        let (done, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.counting).into_iter().partition(|(position, _)| *position <= received);
-        self.counting = waiting;
-        for (_, answer) in done {
-            // The caller may have given up.
-            let _ = answer.send(Ok(()));
-        }
+    /// Whether a standby takes its place, so that what waits is to be refused.
+    #[must_use]
+    pub fn is_superseded(&self) -> bool {
+        self.superseded
     }
 
     /// Sends the next slices of copies.
@@ -367,16 +367,22 @@ impl Shipping {
                     stays
                 });
             }
-            Said::Count { ids, answer } => {
-                self.count(&ids, answer);
-                self.answer();
+            Said::Count { ids, recorded, answer } => {
+                let counted = self.count(&ids);
+                self.yielded &= !(recorded && counted.is_ok());
+                // The caller may have given up.
+                let _ = answer.send(counted);
+            }
+            Said::Yield { answer } => {
+                self.yielded = true;
+                let _ = answer.send(());
             }
             Said::Superseded => {
                 self.superseded = true;
                 self.standbys.clear();
             }
             Said::Show { answer } => {
-                let _ = answer.send(self.show());
+                let _ = answer.send(self.show(now));
             }
         }
     }
@@ -422,7 +428,7 @@ impl Shipping {
         true
     }
 
-    fn count(&mut self, ids: &[MemberId], answer: oneshot::Sender<Result<(), NotCounted>>) {
+    fn count(&mut self, ids: &[MemberId]) -> Result<(), NotCounted> {
         let ready = |id: &MemberId| {
             self.primary.counts(id)
                 || self.standbys.iter().any(|standby| {
@@ -430,21 +436,22 @@ impl Shipping {
                 })
         };
         if let Some(missing) = ids.iter().find(|id| !ready(id)) {
-            let _ = answer.send(Err(NotCounted(missing.clone())));
-            return;
+            return Err(NotCounted(missing.clone()));
         }
         let others: Vec<MemberId> = self.primary.counted().filter(|id| !ids.contains(id)).cloned().collect();
         others.iter().for_each(|id| self.primary.discount(id));
         ids.iter().for_each(|id| self.primary.count(id));
-        self.counting.push((self.primary.shipped(), answer));
+        Ok(())
     }
 
-    fn show(&self) -> Vec<Shown> {
+    fn show(&self, now: Duration) -> Vec<Shown> {
         let shown = |standby: &Standby| Shown {
             id: standby.id.clone(),
             counts: self.primary.counts(&standby.id),
             follows: standby.outlet.is_some(),
             whole: standby.whole,
+            has_shown: self.primary.has_shown(&standby.id),
+            silent: self.primary.silent(&standby.id, now),
             behind: self.primary.behind(&standby.id).unwrap_or(0),
             waiting_bytes: standby.outlet.as_ref().map_or(0, Outlet::waiting),
         };
@@ -551,7 +558,8 @@ mod tests {
 
         fn count(&mut self, names: &[&str]) -> oneshot::Receiver<Result<(), NotCounted>> {
             let (answer, counted) = oneshot::channel();
-            self.control(Said::Count { ids: names.iter().map(|name| id(name)).collect(), answer });
+            let ids = names.iter().map(|name| id(name)).collect();
+            self.control(Said::Count { ids, recorded: true, answer });
             counted
         }
 
@@ -608,6 +616,28 @@ mod tests {
         world.hand_over();
         assert_eq!(world.shown(), 1);
         assert!(shipments.try_recv().is_ok());
+    }
+
+    #[test]
+    fn r20_a_primary_that_has_yielded_answers_only_when_the_record_says_so() {
+        let mut world = World::new();
+        let _shipments = world.counted("a");
+        let heard = |world: &mut World| world.received("a", world.shipping.position());
+        heard(&mut world);
+        assert!(world.shipping.answers(world.now));
+        let (answer, mut yielded) = oneshot::channel();
+        world.control(Said::Yield { answer });
+        assert_eq!(yielded.try_recv(), Ok(()));
+        heard(&mut world);
+        assert!(!world.shipping.answers(world.now));
+        // Somebody adds a standby meanwhile, which the record does not say yet.
+        let (answer, _counted) = oneshot::channel();
+        world.control(Said::Count { ids: vec![id("a")], recorded: false, answer });
+        heard(&mut world);
+        assert!(!world.shipping.answers(world.now), "the other one may be the primary by now");
+        assert!(world.count(&["a"]).try_recv().is_ok());
+        heard(&mut world);
+        assert!(world.shipping.answers(world.now));
     }
 
     #[test]
@@ -671,7 +701,8 @@ mod tests {
         assert!(!shipping.answers(Duration::from_secs(9)));
         let mut world = World::new();
         let (answer, mut counted) = oneshot::channel();
-        shipping.hear(&mut world.engine, Said::Count { ids: Vec::new(), answer }, world.now);
+        let alone = Said::Count { ids: Vec::new(), recorded: true, answer };
+        shipping.hear(&mut world.engine, alone, world.now);
         assert_eq!(counted.try_recv(), Ok(Ok(())));
         assert!(shipping.answers(Duration::from_secs(9)));
         shipping.hear(&mut world.engine, Said::Superseded, world.now);

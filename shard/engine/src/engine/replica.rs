@@ -16,7 +16,7 @@ use crate::{
     durability::{DurableUnit, Imported, Logged, UnitTable},
     recover::KindReplay,
     space::{Displaced, DisplacedKind},
-    types::{ClockOffset, KindModes},
+    types::{ClockOffset, Gap, KindGap, KindModes},
     units::table::UnitId,
     version::Version,
 };
@@ -138,6 +138,30 @@ impl Engine {
         self.imports.clear();
         self.space.begin_shown(start);
         self.leases.renew(mono);
+        Ok(())
+    }
+
+    /// The same in the place of an engine that may have shown more than was taken over, up to below the ceiling: every Kind
+    /// has a gap from the last revision here (R10).
+    ///
+    /// # Errors
+    /// As [`Engine::promote`].
+    pub fn promote_behind(&mut self, ceiling: Revision, mono: MonoMillis) -> Result<(), ClockOffset> {
+        let after = self.clock.last();
+        self.promote(ceiling, mono)?;
+        let gap = Gap { after, until: self.clock.last() };
+        if gap.is_nothing() {
+            return Ok(());
+        }
+        let of_all = KindGap { kind: Key::copy_from(b""), gap };
+        let mut gaps = self.space.kind_gaps().to_vec();
+        gaps.push(of_all.clone());
+        for record in self.space.units.records.iter_mut().filter(|record| record.is_visible()) {
+            record.gaps.push(gap);
+        }
+        self.space.set_gaps(gaps);
+        self.space.outbox.push(|| Logged::Gap(Box::new(of_all)));
+        self.log_units();
         Ok(())
     }
 }

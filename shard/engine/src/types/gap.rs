@@ -24,7 +24,8 @@ impl Gap {
         self.hides(start.prev()) && start < self.until
     }
 
-    fn is_nothing(&self) -> bool {
+    /// Whether no revision is in it.
+    pub(crate) fn is_nothing(&self) -> bool {
         self.after.next() >= self.until
     }
 }

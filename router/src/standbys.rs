@@ -1,0 +1,223 @@
+//! Keeps the members of each store that has standbys: looks at them, and does what [`kindred_router_core::standbys`]
+//! decides. Every router does this for every store; the record in the meta store, changed by compare-and-swap, decides
+//! between them (R19).
+
+pub mod calls;
+pub mod failover;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use kindred_partition_config::map::StoreIdx;
+use kindred_partition_config::state::{ClusterState, MembersChange, MembersRefusal, StoreObject, StoreState};
+use kindred_router_core::standbys::{self, Look, Role, Said, Step, Wish, addresses, has_members};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::meta::take::StateKeeper;
+use crate::meta::{ChangeError, Next};
+use crate::metrics;
+use crate::stores::Store;
+use calls::Calls;
+
+/// How often members are looked at, and while something is under way.
+const EVERY: Duration = Duration::from_millis(200);
+const HURRY: Duration = Duration::from_millis(25);
+
+/// What a router knows of the members of a store, and what operators wish.
+#[derive(Debug, Default)]
+pub struct Standbys {
+    wish: Mutex<Option<Wish>>,
+    /// Something was wished.
+    wished: Notify,
+    shown: watch::Sender<Arc<Shown>>,
+}
+
+/// The last look at the members of a store.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// Why the store has less than it is to have; `None` if all is well, or it is to have no standbys.
+    pub trouble: Option<String>,
+    /// What each member says, by its address, the primary's first; `Err` says why it does not answer.
+    pub members: Vec<(String, Result<Said, String>)>,
+}
+
+impl Standbys {
+    /// The last look.
+    #[must_use]
+    pub fn shown(&self) -> Arc<Shown> {
+        self.shown.borrow().clone()
+    }
+
+    fn wish(&self) -> Option<Wish> {
+        self.wish.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_wish(&self, wish: Option<Wish>) {
+        *self.wish.lock().unwrap_or_else(PoisonError::into_inner) = wish;
+        self.wished.notify_one();
+    }
+}
+
+/// Looks after the members of a store, for ever.
+pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
+    if keeper.cluster.meta.is_none() {
+        return;
+    }
+    let Ok(at) = u16::try_from(store.index.0).map(StoreIdx) else { return };
+    let mut states = keeper.cluster.states();
+    let mut rounds = Rounds::new(keeper.clone(), store.clone(), at);
+    loop {
+        let object = object(&states.borrow_and_update(), at).filter(has_members);
+        let Some(object) = object else {
+            rounds.forget();
+            if states.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let began = Instant::now();
+        let pause = rounds.round(&object).await;
+        tokio::select! {
+            () = tokio::time::sleep_until(began + pause) => {}
+            () = store.standbys().wished.notified() => {}
+            changed = states.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn object(state: &ClusterState, at: StoreIdx) -> Option<StoreObject> {
+    let object = state.stores.get(usize::from(at.0))?;
+    (object.state != StoreState::Removed).then(|| object.clone())
+}
+
+/// What is kept between two looks at the members of one store.
+struct Rounds {
+    keeper: Arc<StateKeeper>,
+    store: Arc<Store>,
+    at: StoreIdx,
+    began: Instant,
+    calls: Calls,
+    looks: BTreeMap<String, Look>,
+    /// What was said last, so that the log says it once.
+    told: Option<String>,
+}
+
+impl Rounds {
+    fn new(keeper: Arc<StateKeeper>, store: Arc<Store>, at: StoreIdx) -> Self {
+        let calls = Calls::new(keeper.stores.connector().clone());
+        Self { keeper, store, at, began: Instant::now(), calls, looks: BTreeMap::new(), told: None }
+    }
+
+    fn forget(&mut self) {
+        self.looks.clear();
+        self.store.standbys().shown.send_replace(Arc::default());
+    }
+
+    /// Looks at all members, and takes the next steps. Returns after which time to look again.
+    async fn round(&mut self, object: &StoreObject) -> Duration {
+        let urls = addresses(object);
+        self.looks.retain(|url, _| urls.contains(url));
+        let asked = self.began.elapsed();
+        let answers = join_all(urls.iter().map(|url| self.calls.ask(url))).await;
+        for (url, answer) in urls.iter().zip(answers) {
+            let look = self.looks.entry(url.clone()).or_default();
+            match answer {
+                Ok(said) => look.answered(asked, said),
+                Err(why) => look.failed(why),
+            }
+        }
+        let wish = self.store.standbys().wish();
+        let decision = standbys::decide(object, &self.looks, self.began.elapsed(), wish.as_ref());
+        self.tell(decision.trouble.as_deref());
+        self.show(object, &urls, decision.trouble.clone());
+        let done = join_all(decision.steps.iter().map(|step| self.step(step))).await;
+        let failed = done.into_iter().filter_map(Result::err).inspect(|why| {
+            tracing::debug!(store = self.store.name(), why, "a step of a store's members was refused");
+        });
+        let failed = failed.count() > 0;
+        match (decision.steps.is_empty(), failed, decision.hurry) {
+            // What was done shows at once in what the members say.
+            (false, false, _) => Duration::ZERO,
+            (_, _, true) | (false, true, _) => HURRY,
+            _ => EVERY,
+        }
+    }
+
+    fn tell(&mut self, trouble: Option<&str>) {
+        if self.told.as_deref() == trouble {
+            return;
+        }
+        match trouble {
+            Some(trouble) => tracing::warn!(store = self.store.name(), "{trouble}"),
+            None => tracing::info!(store = self.store.name(), "all standbys are in sync"),
+        }
+        self.told = trouble.map(str::to_owned);
+    }
+
+    fn show(&self, object: &StoreObject, urls: &[String], trouble: Option<String>) {
+        let members = urls.iter().map(|url| {
+            let look = self.looks.get(url).cloned().unwrap_or_default();
+            let said = match (look.said, look.failed) {
+                (Some((_, said)), None) => Ok(said),
+                (_, failed) => Err(failed.unwrap_or_else(|| "not asked yet".to_owned())),
+            };
+            (url.clone(), said)
+        });
+        let in_sync = object.members.as_ref().map_or(0, |members| members.in_sync.len());
+        let wanted = object.standby.as_ref().map_or(0, |standby| standby.endpoints.len());
+        metrics::standbys(self.store.name(), wanted, in_sync, trouble.is_some());
+        let shown = Shown { trouble, members: members.collect() };
+        self.store.standbys().shown.send_replace(Arc::new(shown));
+    }
+
+    async fn step(&self, step: &Step) -> Result<(), String> {
+        let Step::Write { read, term, change } = step else {
+            let done = self.calls.tell(step).await;
+            if done.is_ok() && matches!(step, Step::Promote { .. }) {
+                tracing::info!(store = self.store.name(), ?step, "a standby serves the store");
+                metrics::failover(self.store.name());
+                // It is to be reached at once.
+                self.store.relinked().notify_one();
+            }
+            return done;
+        };
+        let change_of = |state: &ClusterState| -> Result<Next, MembersRefusal> {
+            state.with_members(self.at, *read, *term, change).map(Next::from)
+        };
+        match self.keeper.change(change_of).await {
+            Ok(_) => {
+                self.written(*term, change);
+                Ok(())
+            }
+            Err(ChangeError::Refused(refusal)) => Err(refusal.to_string()),
+            Err(ChangeError::Meta(error)) => Err(error.to_string()),
+        }
+    }
+
+    fn written(&self, term: kindred_partition_config::ids::Term, change: &MembersChange) {
+        let store = self.store.name();
+        match change {
+            MembersChange::Begin(primary) => tracing::info!(store, %term, %primary, "the store has a record of its members"),
+            MembersChange::InSync(members) => tracing::info!(store, %term, ?members, "these standbys are in sync"),
+            MembersChange::Adopt { member, endpoint } => {
+                tracing::warn!(store, %term, %member, endpoint, "the record had lost that this member serves");
+            }
+            MembersChange::Promote { member, endpoint, forced } => {
+                tracing::warn!(store, %term, %member, endpoint, forced = forced.is_some(), "a standby takes the primary's place");
+            }
+        }
+    }
+}
+
+/// The role of a member in a word.
+#[must_use]
+pub fn word(role: Role) -> &'static str {
+    match role {
+        Role::Primary => "primary",
+        Role::Standby => "standby",
+        Role::Superseded => "superseded",
+    }
+}
