@@ -188,14 +188,19 @@ fn list_stores(stores: &Stores, routing: &Routing) -> Value {
 /// The members of a store, the primary first, as they said at the last look.
 fn members(store: &Store) -> Value {
     let shown = store.standbys().shown();
-    let primary = shown.members.iter().find_map(|(_, said)| {
-        said.as_ref().ok().filter(|said| !said.followers.is_empty())
-    });
+    let primary = shown
+        .members
+        .iter()
+        .find_map(|(_, said)| said.as_ref().ok().filter(|said| !said.followers.is_empty()));
     let listed = shown.members.iter().map(|(url, said)| match said {
         Err(why) => json!({ "endpoint": url, "role": "unknown", "problem": why }),
         Ok(said) => {
             let follower = primary.and_then(|primary| {
-                primary.followers.iter().find(|follower| follower.id == said.id).map(|follower| (primary, follower))
+                primary
+                    .followers
+                    .iter()
+                    .find(|follower| follower.id == said.id)
+                    .map(|follower| (primary, follower))
             });
             let counts = follower.is_some_and(|(primary, follower)| primary.counted.contains(&follower.id));
             json!({

@@ -200,8 +200,12 @@ impl Rounds {
     fn written(&self, term: kindred_partition_config::ids::Term, change: &MembersChange) {
         let store = self.store.name();
         match change {
-            MembersChange::Begin(primary) => tracing::info!(store, %term, %primary, "the store has a record of its members"),
-            MembersChange::InSync(members) => tracing::info!(store, %term, ?members, "these standbys are in sync"),
+            MembersChange::Begin(primary) => {
+                tracing::info!(store, %term, %primary, "the store has a record of its members")
+            }
+            MembersChange::InSync(members) => {
+                tracing::info!(store, %term, ?members, "these standbys are in sync")
+            }
             MembersChange::Adopt { member, endpoint } => {
                 tracing::warn!(store, %term, %member, endpoint, "the record had lost that this member serves");
             }

@@ -240,8 +240,11 @@ fn follows(
         Some(role) => {
             let flag = wanted.as_ref().map(ToString::to_string);
             let primary = role.follows(flag.as_deref());
-            let primary = primary.context("this member is no primary any more: start it with --standby-of")?;
-            let primary = primary.parse().with_context(|| format!("the primary that this member learnt of, {primary}"))?;
+            let primary =
+                primary.context("this member is no primary any more: start it with --standby-of")?;
+            let primary = primary
+                .parse()
+                .with_context(|| format!("the primary that this member learnt of, {primary}"))?;
             Ok(Some(primary))
         }
         None => {

@@ -2,8 +2,11 @@
 //! promoted. Nothing acknowledged may be lost, whatever the modes of the Kinds are; watches go on at their next revision;
 //! whoever is not the primary any more answers nothing.
 
+mod clients;
+mod cluster;
 mod load;
 mod members;
 mod paused;
 mod promoted;
 mod rounds;
+mod routers;

@@ -68,12 +68,17 @@ impl Member {
         })
         .await?;
         self.count(term, std::slice::from_ref(&id)).await?;
+        wait_for("the standby to have all that was shown", LIMIT, || async {
+            let shown = self.shown().await?;
+            Ok(shown.standbys.iter().any(|standby| standby.member == id && standby.has_shown).then_some(()))
+        })
+        .await?;
         Ok(id)
     }
 
     /// From now on this primary waits for these standbys.
     pub async fn count(&self, term: u64, members: &[String]) -> anyhow::Result<()> {
-        let request = CountRequest { term, members: members.to_vec() };
+        let request = CountRequest { term, members: members.to_vec(), recorded: true };
         self.client.standbys.clone().count(request).await.context("Count")?;
         Ok(())
     }
@@ -82,14 +87,20 @@ impl Member {
     pub async fn promote(&self, term: u64, incarnation_above: u64) -> anyhow::Result<u64> {
         let mut standbys = self.client.standbys.clone();
         loop {
-            let prepared = standbys.prepare(PrepareRequest { term }).await.context("Prepare")?.into_inner();
+            let prepared = standbys
+                .prepare(PrepareRequest { term, ..PrepareRequest::default() })
+                .await
+                .context("Prepare")?
+                .into_inner();
             if prepared.wait_millis == 0 {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(prepared.wait_millis.into())).await;
         }
-        let promoted =
-            standbys.promote(PromoteRequest { term, incarnation_above }).await.context("Promote")?;
+        let promoted = standbys
+            .promote(PromoteRequest { term, incarnation_above, ..PromoteRequest::default() })
+            .await
+            .context("Promote")?;
         Ok(promoted.into_inner().incarnation)
     }
 

@@ -99,7 +99,7 @@ async fn given_up(dir: &Path) -> anyhow::Result<()> {
     let mut first = Member::primary(dir).await?;
     let standby = Member::standby(dir, "second", &first).await?;
     let id = first.add(1, &standby).await?;
-    standby.client.standbys.clone().prepare(PrepareRequest { term: 2 }).await?;
+    standby.client.standbys.clone().prepare(PrepareRequest { term: 2, ..PrepareRequest::default() }).await?;
     // The primary sends on, and hears nothing.
     let mut kv = first.client.kv.clone();
     let waits = tokio::time::timeout(Duration::from_secs(2), kv.put(put("unheard"))).await;

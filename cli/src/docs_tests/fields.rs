@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use kindred_partition_config::{
     ids::StoreName,
     model::{
-        DataPartitionConfig, KindredConfig, Metadata, OnLoss, RingConfig, StandbyConfig, StandbyMode, StoreConfig,
-        StoreType, UpConfig,
+        DataPartitionConfig, KindredConfig, Metadata, OnLoss, RingConfig, StandbyConfig, StandbyMode,
+        StoreConfig, StoreType, UpConfig,
     },
     parse::DEFAULT_CONFIG,
 };

@@ -73,12 +73,8 @@ pub enum MembersRefusal {
 
 impl Members {
     fn change(&self, term: Term, change: &MembersChange) -> Result<Self, MembersRefusal> {
-        let alone = |primary: &MemberId, forced| Self {
-            term,
-            primary: primary.clone(),
-            in_sync: Vec::new(),
-            forced,
-        };
+        let alone =
+            |primary: &MemberId, forced| Self { term, primary: primary.clone(), in_sync: Vec::new(), forced };
         match change {
             MembersChange::Begin(_) => Err(MembersRefusal::Stale { read: Term(0), now: self.term }),
             MembersChange::Adopt { member, .. } => Ok(alone(member, None)),
@@ -204,7 +200,10 @@ mod tests {
         assert_eq!(refused(&begun, 1, &promote("b")), MembersRefusal::NotInSync(id("b")));
         let pair = begun.with_members(AT, Term(1), Term(3), &MembersChange::InSync(vec![id("b")])).unwrap();
         assert_eq!(refused(&pair, 1, &promote("b")), MembersRefusal::Stale { read: Term(1), now: Term(3) });
-        assert!(pair.with_members(AT, Term(3), Term(3), &promote("b")).is_err(), "every change has a term of its own");
+        assert!(
+            pair.with_members(AT, Term(3), Term(3), &promote("b")).is_err(),
+            "every change has a term of its own"
+        );
         assert_eq!(refused(&pair, 3, &promote("a")), MembersRefusal::IsPrimary(id("a")));
         let alone = MembersChange::InSync(vec![id("a")]);
         assert_eq!(refused(&pair, 3, &alone), MembersRefusal::IsPrimary(id("a")));

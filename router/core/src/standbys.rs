@@ -263,7 +263,10 @@ impl<'a> Of<'a> {
 
     fn with_record(&self, members: &Members) -> Decision {
         let later = self.fresh.iter().find(|(_, said)| {
-            said.role == Role::Primary && said.id != members.primary && said.named > members.term && !said.in_doubt
+            said.role == Role::Primary
+                && said.id != members.primary
+                && said.named > members.term
+                && !said.in_doubt
         });
         if let Some((url, said)) = later {
             let change = MembersChange::Adopt { member: said.id.clone(), endpoint: (*url).to_owned() };
@@ -271,7 +274,9 @@ impl<'a> Of<'a> {
         }
         match self.by_id(&members.primary) {
             Some((url, said)) if said.role == Role::Standby => self.promoted(members, url, said),
-            Some((url, said)) if said.role == Role::Primary && !said.in_doubt => self.serves(members, url, said),
+            Some((url, said)) if said.role == Role::Primary && !said.in_doubt => {
+                self.serves(members, url, said)
+            }
             Some((url, said)) if said.role == Role::Primary => self.in_doubt(members, url, said),
             _ => self.lost(members),
         }
@@ -300,7 +305,11 @@ impl<'a> Of<'a> {
             yielded,
             forced: members.forced,
         };
-        let said = if members.forced.is_some() { "a standby opens in the place of a lost primary (R14)" } else { "a standby takes over" };
+        let said = if members.forced.is_some() {
+            "a standby opens in the place of a lost primary (R14)"
+        } else {
+            "a standby takes over"
+        };
         Decision::step(step).but(said)
     }
 
@@ -364,7 +373,8 @@ impl<'a> Of<'a> {
             // acknowledges nothing meanwhile.
             return self.write(members.term, self.next, MembersChange::InSync(Vec::new()));
         }
-        let counted: Vec<&MemberId> = primary.counted.iter().filter(|id| !members.in_sync.contains(id)).collect();
+        let counted: Vec<&MemberId> =
+            primary.counted.iter().filter(|id| !members.in_sync.contains(id)).collect();
         let added = ready.iter().filter(|follower| counted.contains(&&follower.id) && follower.has_shown);
         let added: Vec<MemberId> = added.map(|follower| follower.id.clone()).collect();
         if !added.is_empty() && primary.term > members.term {
@@ -399,15 +409,19 @@ impl<'a> Of<'a> {
     /// Whether a member is known as one of the standbys that the store is to have.
     fn is_known(&self, id: &MemberId) -> bool {
         let wanted = |(url, said): &(&str, &Said)| {
-            said.id == *id && self.config().is_some_and(|config| config.endpoints.iter().any(|known| known == url))
+            said.id == *id
+                && self.config().is_some_and(|config| config.endpoints.iter().any(|known| known == url))
         };
         self.fresh.iter().any(wanted)
     }
 
     /// Whether a member is one of the standbys that the store is to have, as far as that is known.
     fn is_wanted(&self, id: &MemberId) -> bool {
-        let Some(config) = self.config().filter(|config| config.mode == StandbyMode::Sync) else { return false };
-        let at = self.looks.iter().find(|(_, look)| look.said.as_ref().is_some_and(|(_, said)| said.id == *id));
+        let Some(config) = self.config().filter(|config| config.mode == StandbyMode::Sync) else {
+            return false;
+        };
+        let at =
+            self.looks.iter().find(|(_, look)| look.said.as_ref().is_some_and(|(_, said)| said.id == *id));
         at.is_none_or(|(url, _)| config.endpoints.contains(url))
     }
 
@@ -516,7 +530,8 @@ impl<'a> Of<'a> {
 
     /// The standby that is to take over.
     fn candidate(&self, members: &Members) -> Option<(&'a str, &'a Said)> {
-        let may = |said: &Said| said.role == Role::Standby && said.whole && members.in_sync.contains(&said.id);
+        let may =
+            |said: &Said| said.role == Role::Standby && said.whole && members.in_sync.contains(&said.id);
         let mut may: Vec<_> = self.fresh.iter().filter(|(_, said)| may(said)).copied().collect();
         // One that somebody has prepared already, then by id: routers choose alike.
         may.sort_by_key(|(_, said)| (std::cmp::Reverse(said.prepared.is_some()), said.id.clone()));

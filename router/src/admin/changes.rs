@@ -101,7 +101,8 @@ fn in_their_roles(group: &ServiceGroup, object: &StoreObject) -> ServiceGroup {
         endpoints.iter().chain(standbys).cloned().collect::<BTreeSet<_>>()
     };
     let mut group = group.clone();
-    let same = all(&group.endpoints, group.standby.as_ref()) == all(&object.endpoints, object.standby.as_ref());
+    let same =
+        all(&group.endpoints, group.standby.as_ref()) == all(&object.endpoints, object.standby.as_ref());
     if let (true, true, Some(standby), Some(known)) =
         (same, object.members.is_some(), &mut group.standby, &object.standby)
     {

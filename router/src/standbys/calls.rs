@@ -5,9 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use kindred_partition_config::ids::{MemberId, Term};
-use kindred_proto::shard_v1::{
-    self as pb, member_response, standbys_client::StandbysClient,
-};
+use kindred_proto::shard_v1::{self as pb, member_response, standbys_client::StandbysClient};
 use kindred_router_core::standbys::{Follower, Role, Said, Step};
 use kindred_transport::connect::RouterChannel;
 use kindred_transport::{Connector, Endpoint};

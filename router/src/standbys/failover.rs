@@ -91,10 +91,16 @@ impl FailoverBody {
         let lives = said(primary).is_some_and(|said| said.role == Role::Primary && !said.in_doubt);
         if lives {
             let message = format!("the primary at {primary} lives");
-            return Err(field("force", message, "leave out --force: a standby in sync takes over without loss"));
+            return Err(field(
+                "force",
+                message,
+                "leave out --force: a standby in sync takes over without loss",
+            ));
         }
         let now = now.ok_or_else(|| {
-            ApiError::Unavailable("the clocks of the stores are not known yet: try again in some seconds".to_owned())
+            ApiError::Unavailable(
+                "the clocks of the stores are not known yet: try again in some seconds".to_owned(),
+            )
         })?;
         Ok(Wish::Force { to, opens_at: now.saturating_add(2 * MAX_OFFSET_MICROS) })
     }
@@ -139,7 +145,8 @@ impl FailoverBody {
             if began.elapsed() >= limit {
                 let trouble = store.standbys().shown().trouble.clone();
                 let why = trouble.unwrap_or_else(|| store.state().reason());
-                let what = format!("store {}: {to} does not serve after {} s: {why}", self.store, limit.as_secs());
+                let what =
+                    format!("store {}: {to} does not serve after {} s: {why}", self.store, limit.as_secs());
                 return Err(ApiError::Unavailable(what));
             }
             tokio::time::sleep(LOOK).await;

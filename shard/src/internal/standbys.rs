@@ -283,7 +283,8 @@ impl Standbys for StandbyService {
         &self,
         request: Request<pb::PromoteRequest>,
     ) -> Result<Response<pb::PromoteResponse>, Status> {
-        let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros } = request.into_inner();
+        let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros } =
+            request.into_inner();
         let mut role = self.membership.role.lock().await;
         let term = check_term(&role, term)?;
         if role.does == Does::Primary && role.term == term {
