@@ -14,6 +14,7 @@ pub mod output;
 mod overview;
 mod reconcile;
 mod show;
+mod standby;
 mod store;
 mod verbs;
 mod wait;

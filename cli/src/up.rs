@@ -12,11 +12,16 @@ mod layout;
 mod local;
 mod supervise;
 
-use std::{fs, net::SocketAddr, path::Path};
+use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
 
 use anyhow::{Context, bail};
-use kindred_partition_config::{errors::Errors, model::KindredConfig, parse, state::ClusterState};
+use kindred_partition_config::{errors::Errors, ids::Term, model::KindredConfig, parse, state::ClusterState};
 use kindred_router::meta::{self, cache};
+use kindred_shard::identity::Identity;
+use kindred_shard::standby::{
+    membership,
+    role::{Does, Role},
+};
 use kindred_transport::{admin::AdminArgs, auto_tls, private, who};
 
 use args::UpArgs;
@@ -40,7 +45,9 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     let used = last.is_some() || args.data_dir.join("stores").is_dir();
     args.cluster = Some(cluster::Cluster::of(&args.data_dir, args.cluster_id, last.as_ref(), used)?);
     let plan = plan(&args, &config, last.as_ref());
-    (args.section, args.local_stores) = (config.up.clone(), plan.local.len());
+    let copies = if args.standbys { 2 } else { 1 };
+    (args.section, args.local_stores) = (config.up.clone(), copies * plan.local.len());
+    args.swapped = swapped(&args, &plan)?;
     if args.unix {
         prepare_sockets(&mut args, &plan)?;
     }
@@ -50,6 +57,38 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     who::Secret::make(&secret).with_context(|| format!("{}: cannot be made", secret.display()))?;
     check_flags(&args, &config, &plan)?;
     runtime.block_on(supervise::run(args, plan, internal))
+}
+
+/// The stores whose primary was a standby before it was promoted: its data is in the standby's folder.
+fn swapped(args: &UpArgs, plan: &Plan) -> anyhow::Result<BTreeSet<String>> {
+    let primary_in = |folder: &Path| -> anyhow::Result<Option<Term>> {
+        let role = Role::read(folder)?;
+        Ok(role.filter(|role| role.does == Does::Primary).map(|role| role.term))
+    };
+    let mut swapped = BTreeSet::new();
+    for shard in &plan.local {
+        let (of_store, of_standby) = layout::folders(args, &shard.name);
+        // Of two that take themselves for it, the later one is.
+        let (first, second) = (primary_in(&of_store)?, primary_in(&of_standby)?);
+        let is_swapped = second.is_some_and(|second| first.is_none_or(|first| first < second));
+        if is_swapped {
+            swapped.insert(shard.name.clone());
+        }
+        let (primary, standby) = if is_swapped { (of_standby, of_store) } else { (of_store, of_standby) };
+        confirm(&primary, &standby)?;
+    }
+    Ok(swapped)
+}
+
+/// Confirms the primary in a folder: nobody can have promoted its standby, whose folder is locked as well. Standbys that
+/// run elsewhere may have been promoted, so then a router must confirm it.
+fn confirm(primary: &Path, standby: &Path) -> anyhow::Result<()> {
+    let Some(role) = Role::read(primary)?.filter(|role| role.does == Does::Primary) else { return Ok(()) };
+    let own = Identity::read(standby)?.map(|identity| membership::id_of(identity.member_id));
+    if !role.counted.is_empty() && role.counted.iter().all(|id| Some(id) == own.as_ref()) {
+        Role { counted: Vec::new(), ..role }.write(primary)?;
+    }
+    Ok(())
 }
 
 /// The newest state that the routers of this folder had.

@@ -5,7 +5,7 @@
 pub mod calls;
 pub mod failover;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, MembersChange, MembersRefusal, StoreObject, StoreState};
 use kindred_router_core::standbys::{self, Look, Role, Said, Step, Wish, addresses, has_members};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::meta::take::StateKeeper;
@@ -25,6 +26,8 @@ use calls::Calls;
 /// How often members are looked at, and while something is under way.
 const EVERY: Duration = Duration::from_millis(200);
 const HURRY: Duration = Duration::from_millis(25);
+/// How long a look waits for answers. A member that hangs is not to hold up what is done with the others.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// What a router knows of the members of a store, and what operators wish.
 #[derive(Debug, Default)]
@@ -99,7 +102,10 @@ struct Rounds {
     store: Arc<Store>,
     at: StoreIdx,
     began: Instant,
-    calls: Calls,
+    calls: Arc<Calls>,
+    /// The members that are being asked, and when they were.
+    asking: JoinSet<(String, Duration, Result<Said, String>)>,
+    asked: BTreeSet<String>,
     looks: BTreeMap<String, Look>,
     /// What was said last, so that the log says it once.
     told: Option<String>,
@@ -107,8 +113,9 @@ struct Rounds {
 
 impl Rounds {
     fn new(keeper: Arc<StateKeeper>, store: Arc<Store>, at: StoreIdx) -> Self {
-        let calls = Calls::new(keeper.stores.connector().clone());
-        Self { keeper, store, at, began: Instant::now(), calls, looks: BTreeMap::new(), told: None }
+        let calls = Arc::new(Calls::new(keeper.stores.connector().clone()));
+        let (asking, asked, looks) = (JoinSet::new(), BTreeSet::new(), BTreeMap::new());
+        Self { keeper, store, at, began: Instant::now(), calls, asking, asked, looks, told: None }
     }
 
     fn forget(&mut self) {
@@ -120,15 +127,7 @@ impl Rounds {
     async fn round(&mut self, object: &StoreObject) -> Duration {
         let urls = addresses(object);
         self.looks.retain(|url, _| urls.contains(url));
-        let asked = self.began.elapsed();
-        let answers = join_all(urls.iter().map(|url| self.calls.ask(url))).await;
-        for (url, answer) in urls.iter().zip(answers) {
-            let look = self.looks.entry(url.clone()).or_default();
-            match answer {
-                Ok(said) => look.answered(asked, said),
-                Err(why) => look.failed(why),
-            }
-        }
+        self.look(&urls).await;
         let wish = self.store.standbys().wish();
         let decision = standbys::decide(object, &self.looks, self.began.elapsed(), wish.as_ref());
         self.tell(decision.trouble.as_deref());
@@ -143,6 +142,33 @@ impl Rounds {
             (false, false, _) => Duration::ZERO,
             (_, _, true) | (false, true, _) => HURRY,
             _ => EVERY,
+        }
+    }
+
+    /// Asks the members that are not being asked yet, and takes what they answer soon.
+    async fn look(&mut self, urls: &[String]) {
+        let now = self.began.elapsed();
+        for url in urls {
+            if self.asked.insert(url.clone()) {
+                let (calls, url) = (self.calls.clone(), url.clone());
+                self.asking.spawn(async move {
+                    let answer = calls.ask(&url).await;
+                    (url, now, answer)
+                });
+            }
+        }
+        let until = Instant::now() + PATIENCE;
+        while let Ok(Some(answered)) = tokio::time::timeout_at(until, self.asking.join_next()).await {
+            let Ok((url, asked, answer)) = answered else { continue };
+            self.asked.remove(&url);
+            if !urls.contains(&url) {
+                continue;
+            }
+            let look = self.looks.entry(url).or_default();
+            match answer {
+                Ok(said) => look.answered(asked, said),
+                Err(why) => look.failed(why),
+            }
         }
     }
 

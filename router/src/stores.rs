@@ -136,7 +136,7 @@ impl Link {
 const TAKES_OVER_MAX: Duration = Duration::from_secs(4);
 /// How long the connections to a former primary stay after another one took over from it in good order, so that it
 /// refuses what is under way.
-const FORMER_STAYS: Duration = Duration::from_millis(500);
+const FORMER_STAYS: Duration = Duration::from_millis(150);
 
 /// Closes the connections to a former primary. What it sends is of the past.
 fn cut_former(former: Arc<Link>, served: bool) {

@@ -32,7 +32,7 @@ mod requests;
 
 pub(crate) use self::request::{Batched, BatchedCall, Refusing, Request, Respond};
 pub use self::request::{Raise, RaiseSince};
-use self::{machine::Machine, pending::Pending, requests::Requests};
+use self::{call::Call, machine::Machine, pending::Pending, requests::Requests};
 
 /// Requests that may wait in the queue; more senders wait for room.
 const QUEUE_MAX: usize = 4096;
@@ -56,9 +56,11 @@ pub(crate) fn spawn(
 }
 
 /// What the loop is told of this process as a member of its store.
-pub enum Control {
+pub(crate) enum Control {
     /// As a primary.
     Said(Said),
+    /// As a primary: a standby is about to follow.
+    Ship(Call),
     /// As a standby: to go on in its primary's place, once everything that it has is on disk.
     Promote {
         /// Set where the primary may have shown more than is here, everything below this.

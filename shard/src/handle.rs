@@ -73,7 +73,7 @@ impl Handle {
     }
 
     /// Tells the loop something of standbys, which it does before all requests. False when it has ended.
-    pub async fn control(&self, control: impl Into<Control>) -> bool {
+    pub(crate) async fn control(&self, control: impl Into<Control>) -> bool {
         self.controls.send(control.into()).await.is_ok()
     }
 
@@ -160,6 +160,15 @@ impl Handle {
     pub async fn call_flushed<C: CoreCall>(&self, call: C) -> Result<C::Answer, KvError> {
         let (to, answered) = oneshot::channel();
         self.send(Request::Flushed(call.named(To::Flushed(to)).0), answered).await?
+    }
+
+    /// Has the engine ship to standbys, once both logs are flushed. No lease is needed for that: a primary that has lost its
+    /// standbys can only answer again when another one follows.
+    pub(crate) async fn ship(&self) -> Result<(), KvError> {
+        let (to, answered) = oneshot::channel();
+        let call = call::Ship {}.named(To::Flushed(to)).0;
+        self.controls.send(Control::Ship(call)).await.map_err(|_| KvError::Stopped)?;
+        answered.await.map_err(|_| KvError::Stopped)?
     }
 
     /// Sets the modes of the Kinds when both logs are flushed. If they have to be logged first, nothing is executed

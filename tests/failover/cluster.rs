@@ -166,13 +166,26 @@ impl Cluster {
         found.cloned().context("the store")
     }
 
-    /// Waits until so many standbys are in sync, and returns the address of the primary.
+    /// Waits until all standbys are as they are to be, and so many are in sync. Returns the address of the primary.
     pub async fn in_sync(&self, standbys: usize) -> anyhow::Result<String> {
+        self.until(standbys, true).await
+    }
+
+    /// Waits until so many standbys are in sync, although another is missing.
+    pub async fn in_sync_of(&self, standbys: usize) -> anyhow::Result<String> {
+        self.until(standbys, false).await
+    }
+
+    async fn until(&self, standbys: usize, well: bool) -> anyhow::Result<String> {
         let waited = wait_for("standbys in sync", LIMIT, || async {
             let group = self.group().await?;
             let in_sync = group["members"]["inSync"].as_array().map_or(0, Vec::len);
             let shown = self.shown().await?;
-            let is = in_sync == standbys && shown["state"] == "up" && shown["standbyTrouble"].is_null();
+            let asked = shown["members"].is_array();
+            let is = in_sync == standbys
+                && shown["state"] == "up"
+                && asked
+                && shown["standbyTrouble"].is_null() == well;
             Ok(is.then(|| group["endpoints"][0].as_str().unwrap_or_default().to_owned()))
         });
         match waited.await {

@@ -6,6 +6,7 @@ mod clients;
 mod cluster;
 mod load;
 mod members;
+mod modes;
 mod paused;
 mod promoted;
 mod rounds;

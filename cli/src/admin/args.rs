@@ -370,6 +370,11 @@ pub enum StoreCommand {
     Replace(StoreReplace),
     /// Remove a store that owns no keys.
     Remove(StoreRemove),
+    /// Add or remove a standby: a shard that has everything of the store, and takes over when its primary is lost.
+    #[command(subcommand)]
+    Standby(StandbyCommand),
+    /// Let a standby serve the store in place of its primary.
+    Failover(Failover),
     /// Show the stores (the same as `get servicegroups`).
     List(StatusArgs),
 }
@@ -382,9 +387,107 @@ impl StoreCommand {
             Self::Add(args) => &args.connect,
             Self::Replace(args) => &args.connect,
             Self::Remove(args) => &args.connect,
+            Self::Standby(StandbyCommand::Add(args)) => &args.connect,
+            Self::Standby(StandbyCommand::Remove(args)) => &args.connect,
+            Self::Failover(args) => &args.connect,
             Self::List(args) => &args.connect,
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum StandbyCommand {
+    /// Add a standby: a shard that was started with --standby-of.
+    Add(StandbyAdd),
+    /// Remove a standby. The primary no longer waits for it.
+    Remove(StandbyRemove),
+}
+
+#[derive(Debug, Args)]
+pub struct StandbyAdd {
+    /// The store's name.
+    pub name: String,
+    /// The address of the standby.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: String,
+    /// Whether the primary waits for its standbys [default: as it is, at first sync].
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// What happens when a standby is lost [default: as it is, at first alone].
+    #[arg(long, value_enum)]
+    pub on_loss: Option<Loss>,
+    /// Do not wait until the standby has everything.
+    #[arg(long)]
+    pub no_wait: bool,
+    /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// Nothing is acknowledged before every standby has it.
+    Sync,
+    /// The primary waits for nobody; a standby takes over only by force.
+    Async,
+}
+
+impl Mode {
+    /// The mode's name in a configuration.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Async => "async",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Loss {
+    /// The primary continues without the standby.
+    Alone,
+    /// The primary acknowledges nothing until the standby is back or removed.
+    Wait,
+}
+
+impl Loss {
+    /// The name in a configuration.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Wait => "wait",
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct StandbyRemove {
+    /// The store's name.
+    pub name: String,
+    /// The address of the standby [default: the only one].
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+#[derive(Debug, Args)]
+pub struct Failover {
+    /// The store's name.
+    pub name: String,
+    /// The address of the standby that is to serve [default: one that is in sync].
+    #[arg(long, value_name = "URL")]
+    pub to: Option<String>,
+    /// Assert that the primary's process is dead and stays so. The standby may lack the last changes, and opens after
+    /// about 20 s.
+    #[arg(long)]
+    pub force: bool,
+    /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
 }
 
 #[derive(Debug, Args)]

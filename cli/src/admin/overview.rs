@@ -9,6 +9,7 @@ use super::{
     client::{Client, Form},
     failure::Failure,
     output::{self, Table, bytes, count, text, time},
+    standby,
 };
 
 /// Prints the stores, the map and the moves in progress.
@@ -33,6 +34,9 @@ pub async fn status(client: &Client, args: &StatusArgs) -> Result<(), Failure> {
     }
     let mut out = problems(&status);
     out += &list_stores(&stores).render();
+    if let Some(members) = standby::members(&stores) {
+        out += &format!("\n{}{}", members.render(), standby::troubles(&stores));
+    }
     out += &unmet(&stores);
     out += &format!("\nMap {}\n", text(&map["generation"]));
     out += &by_kind(&map).render();

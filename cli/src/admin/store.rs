@@ -12,7 +12,7 @@ use super::{
     output,
     output::text,
     show::show,
-    verbs,
+    standby, verbs,
 };
 
 /// The time in which a new store must answer the router.
@@ -30,6 +30,8 @@ pub async fn run(client: &Client, command: &StoreCommand) -> Result<(), Failure>
             client.change(Method::DELETE, &path, None).await?;
             output::print(&format!("store {} removed\n", args.name))
         }
+        StoreCommand::Standby(command) => standby::run(client, command).await,
+        StoreCommand::Failover(args) => standby::failover(client, args).await,
         StoreCommand::List(args) => show(client, "/api/v1/servicegroups", args.output).await,
     }
 }

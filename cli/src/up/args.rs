@@ -1,6 +1,6 @@
 //! The command line of `kindred up`. The doc comments of arguments are the help texts.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::Args;
 use kindred_partition_config::{ids::parse_cluster_id, model::UpConfig};
@@ -35,6 +35,13 @@ pub struct UpArgs {
     /// and through TCP otherwise. Shards listen on both.
     #[arg(long)]
     pub unix: bool,
+    /// Run a standby of each local store beside it, in DATA-DIR/standbys: it has everything of the store, and takes over
+    /// when the store's process is lost. On one machine this is for trying it out.
+    #[arg(long, conflicts_with = "unix")]
+    pub standbys: bool,
+    /// The stores whose primary was a standby when it was last promoted, so that its data is in DATA-DIR/standbys.
+    #[arg(skip)]
+    pub swapped: BTreeSet<String>,
     /// The absolute path of the sockets' folder, with `--unix`.
     #[arg(skip)]
     pub sockets: Option<PathBuf>,

@@ -139,6 +139,13 @@ impl Begun {
         }
     }
 
+    /// The process's address, if it is ready.
+    #[must_use]
+    pub fn is_ready_at(&self) -> Option<SocketAddr> {
+        let first = self.first.borrow();
+        first.listen.filter(|_| first.state == State::Ready)
+    }
+
     /// The process's address once it serves, however long that takes.
     ///
     /// # Errors

@@ -235,6 +235,44 @@ pub struct Beside {
     pub stores: Vec<(String, SocketAddr)>,
 }
 
+/// The folders of a store's members: that of the one that was the primary last, and that of its standby.
+#[must_use]
+pub fn folders(args: &UpArgs, name: &str) -> (PathBuf, PathBuf) {
+    let (stores, standbys) = (args.data_dir.join("stores"), args.data_dir.join("standbys"));
+    let (primary, standby) =
+        if args.swapped.contains(name) { (standbys, stores) } else { (stores, standbys) };
+    (primary.join(name), standby.join(name))
+}
+
+/// The process of a standby, which follows the shard at `primary`.
+#[must_use]
+pub fn standby(
+    program: &Path,
+    args: &UpArgs,
+    prefix: &str,
+    shard: &LocalShard,
+    (primary, listen): (SocketAddr, SocketAddr),
+    tls: Option<&InternalTls>,
+) -> Spec {
+    let mut spec = self::shard(program, args, prefix, shard, listen, tls);
+    let (of_primary, of_standby) = folders(args, &shard.name);
+    let (from, to) = (of_primary.display().to_string(), of_standby.display().to_string());
+    spec.args.iter_mut().filter(|word| **word == from).for_each(|word| word.clone_from(&to));
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    spec.args.extend(["--standby-of".to_owned(), format!("{scheme}://{primary}")]);
+    if let Some(tls) = tls {
+        for (flag, file) in [
+            ("--standby-cert-file", &tls.router.0),
+            ("--standby-key-file", &tls.router.1),
+            ("--standby-trusted-ca-file", &tls.ca),
+        ] {
+            spec.args.extend([flag.to_owned(), file.display().to_string()]);
+        }
+    }
+    spec.name = format!("standby {}", shard.name);
+    spec
+}
+
 /// The Unix socket of a local shard, if `--unix` is set.
 ///
 /// # Errors
@@ -274,7 +312,7 @@ pub fn shard(
     let socket = socket(args, &shard.name).ok().flatten().map(|socket| format!("{socket},"));
     flag("listen", format!("{}{listen}", socket.unwrap_or_default()));
     flag("admin-listen", "127.0.0.1:0".to_owned());
-    flag("data-dir", args.data_dir.join("stores").join(&shard.name).display().to_string());
+    flag("data-dir", folders(args, &shard.name).0.display().to_string());
     flag("etcd-prefix", prefix.to_owned());
     flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("log-level", args.log_level.clone());

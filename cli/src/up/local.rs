@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration}
 
 use anyhow::{Context, bail};
 use kindred_partition_config::{
-    model::StoreType,
+    ids::StoreName,
+    model::{StandbyConfig, StoreType},
     state::{ClusterState, StoreState},
 };
 use kindred_router::meta::{
@@ -19,11 +20,12 @@ use kindred_transport::{
     who::Secret,
 };
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{info, warn};
 
 use super::{
     args::UpArgs,
+    begin::{Begun, begin},
     keep::{keep, listen_of},
     layout::{self, InternalTls, LocalShard},
 };
@@ -41,6 +43,18 @@ pub struct Local {
     pub meta: SocketAddr,
     pub stop: CancellationToken,
     pub running: BTreeMap<u32, Shard>,
+    /// The standbys, by the slots of their stores.
+    pub standbys: BTreeMap<u32, Standby>,
+    /// The tasks that keep them running.
+    pub tasks: TaskTracker,
+}
+
+/// The standby of a store.
+pub struct Standby {
+    begun: Begun,
+    stop: CancellationToken,
+    /// Whether the cluster's state has its address.
+    told: bool,
 }
 
 /// A running shard.
@@ -107,6 +121,40 @@ impl Local {
             };
             self.announce(client, &shard, listen).await?;
         }
+        if self.args.standbys {
+            self.look_at_standbys(client, &state).await?;
+        }
+        Ok(())
+    }
+
+    /// Starts the standbys that are missing, and writes where they are.
+    async fn look_at_standbys(&mut self, client: &MetaClient, state: &ClusterState) -> anyhow::Result<()> {
+        for (index, store) in state.stores.iter().enumerate() {
+            let Some(slot) = store.slot.map(u32::from).filter(|_| store.state != StoreState::Removed) else {
+                continue;
+            };
+            let Some(primary) = self.running.get(&slot).map(|shard| shard.listen) else { continue };
+            let shard = LocalShard { index, name: store.name.0.clone(), slot };
+            if !self.standbys.contains_key(&slot) {
+                let (_, folder) = layout::folders(&self.args, &shard.name);
+                private::make(&folder).with_context(|| folder.display().to_string())?;
+                let (program, args, tls) = (self.program.clone(), self.args.clone(), self.tls.clone());
+                let (prefix, one) = (state.etcd_prefix.clone(), shard.clone());
+                let spec = move |listen| {
+                    layout::standby(&program, &args, &prefix, &one, (primary, listen), tls.as_ref())
+                };
+                let stop = self.stop.child_token();
+                let begun = begin(spec, stop.clone(), &self.tasks);
+                self.standbys.insert(slot, Standby { begun, stop, told: false });
+            }
+            let Some(standby) = self.standbys.get_mut(&slot).filter(|standby| !standby.told) else {
+                continue;
+            };
+            let Some(listen) = standby.begun.is_ready_at() else { continue };
+            let scheme = if self.tls.is_some() { "https" } else { "http" };
+            let urls = [primary, listen].map(|at| format!("{scheme}://{at}"));
+            standby.told = tell_standby(client, &store.name, urls).await?;
+        }
         Ok(())
     }
 
@@ -118,20 +166,27 @@ impl Local {
     }
 
     async fn stop_one(&mut self, slot: u32) {
+        if let Some(standby) = self.standbys.remove(&slot) {
+            standby.stop.cancel();
+            let _ = standby.begun.kept.await;
+        }
         let Some(shard) = self.running.remove(&slot) else { return };
         shard.stop.cancel();
         let _ = shard.kept.await;
         info!("store {} was removed, its process has stopped", shard.name);
         // A later store of this name is another store and must not reuse this one's identity.
-        let dir = self.args.data_dir.join("stores");
-        let (from, to) = (dir.join(&shard.name), dir.join(format!("{}.removed-{slot}", shard.name)));
-        if let Err(error) = std::fs::rename(&from, &to) {
-            warn!("{}: cannot be put aside: {error}", from.display());
+        let (from, standby) = layout::folders(&self.args, &shard.name);
+        for from in [from, standby].into_iter().filter(|folder| folder.is_dir()) {
+            let to = from.with_file_name(format!("{}.removed-{slot}", shard.name));
+            if let Err(error) = std::fs::rename(&from, &to) {
+                warn!("{}: cannot be put aside: {error}", from.display());
+            }
         }
+        self.args.swapped.remove(&shard.name);
     }
 
     async fn start(&mut self, state: &ClusterState, shard: &LocalShard) -> anyhow::Result<SocketAddr> {
-        let dir = self.args.data_dir.join("stores").join(&shard.name);
+        let (dir, _) = layout::folders(&self.args, &shard.name);
         private::make(&dir).with_context(|| dir.display().to_string())?;
         let any: SocketAddr = ([127, 0, 0, 1], 0).into();
         if let Err(error) = layout::socket(&self.args, &shard.name) {
@@ -177,6 +232,36 @@ impl Local {
     }
 }
 
+/// Writes where the members of a store are. False if others changed the state all the time.
+async fn tell_standby(
+    client: &MetaClient,
+    name: &StoreName,
+    [primary, standby]: [String; 2],
+) -> anyhow::Result<bool> {
+    for _ in 0..ATTEMPTS {
+        let Some(stored) = client.get(STATE).await? else { return Ok(false) };
+        let state = ClusterState::from_json(&stored.value)?;
+        let Some((_, object)) = state.store(name) else { return Ok(true) };
+        let known = object.standby.clone();
+        let (mode, on_loss) = known.map_or_else(Default::default, |known| (known.mode, known.on_loss));
+        // In which role each is by now, the record says; these are the addresses.
+        let endpoints = if object.endpoints.first() == Some(&standby) {
+            vec![primary.clone()]
+        } else {
+            vec![standby.clone()]
+        };
+        let said = StandbyConfig { endpoints, mode, on_loss };
+        let next = state
+            .set_standby(name, Some(said))
+            .map_err(|errors| anyhow::anyhow!(errors.iter().map(ToString::to_string).collect::<String>()))?;
+        let expect = Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision };
+        if client.commit(&[expect], vec![kindred_router::meta::write(&next)?]).await?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The shards that have no address yet.
 fn to_start(state: &ClusterState) -> Vec<LocalShard> {
     let stores = state.stores.iter().enumerate();
@@ -194,7 +279,7 @@ fn to_start(state: &ClusterState) -> Vec<LocalShard> {
 
 #[cfg(test)]
 mod tests {
-    use kindred_partition_config::{ids::StoreName, model::StoreConfig, parse};
+    use kindred_partition_config::{model::StoreConfig, parse};
 
     use super::*;
 

@@ -83,6 +83,8 @@ async fn serve(
         meta,
         stop: running.stop_shards.clone(),
         running: BTreeMap::new(),
+        standbys: BTreeMap::new(),
+        tasks: running.shards.clone(),
     };
     let stores = start_shards(&mut local, plan, running).await?;
     running.shards.spawn(local.run());
@@ -135,7 +137,7 @@ async fn start_shards(
 ) -> anyhow::Result<Vec<(String, SocketAddr)>> {
     let mut begun = Vec::new();
     for shard in &plan.local {
-        private::make(&local.args.data_dir.join("stores").join(&shard.name))?;
+        private::make(&layout::folders(&local.args, &shard.name).0)?;
         let (program, args, tls) = (local.program.clone(), local.args.clone(), local.tls.clone());
         let (prefix, one) = (plan.prefix.clone(), shard.clone());
         let spec = move |listen| layout::shard(&program, &args, &prefix, &one, listen, tls.as_ref());

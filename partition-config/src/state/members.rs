@@ -134,7 +134,7 @@ impl ClusterState {
                     standby.endpoints.retain(|known| known != endpoint);
                     let others = std::mem::take(&mut standby.endpoints);
                     standby.endpoints =
-                        former.into_iter().filter(|known| known != endpoint).chain(others).collect();
+                        former.into_iter().take(1).filter(|known| known != endpoint).chain(others).collect();
                 }
             }
         }))

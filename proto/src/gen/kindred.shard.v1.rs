@@ -5191,9 +5191,9 @@ pub mod standbys_client {
                 .insert(GrpcMethod::new("kindred.shard.v1.Standbys", "Follow"));
             self.inner.streaming(req, path, codec).await
         }
-        /// At the primary: everything waits for these standbys from now on, and for no others. A standby is added here before the
-        /// record names it, and taken out after the record does not (R19). The record may name it once it has all that is shown:
-        /// StandbyShown.has_shown.
+        /// At the primary: everything waits for these standbys from now on, too; where the record says so, for no others. A standby
+        /// is added here before the record names it, and taken out after the record does not (R19). The record may name it once it
+        /// has all that is shown: StandbyShown.has_shown.
         pub async fn count(
             &mut self,
             request: impl tonic::IntoRequest<super::CountRequest>,
@@ -5363,9 +5363,9 @@ pub mod standbys_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::FollowRequest>>,
         ) -> std::result::Result<tonic::Response<Self::FollowStream>, tonic::Status>;
-        /// At the primary: everything waits for these standbys from now on, and for no others. A standby is added here before the
-        /// record names it, and taken out after the record does not (R19). The record may name it once it has all that is shown:
-        /// StandbyShown.has_shown.
+        /// At the primary: everything waits for these standbys from now on, too; where the record says so, for no others. A standby
+        /// is added here before the record names it, and taken out after the record does not (R19). The record may name it once it
+        /// has all that is shown: StandbyShown.has_shown.
         async fn count(
             &self,
             request: tonic::Request<super::CountRequest>,

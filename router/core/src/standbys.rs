@@ -122,7 +122,7 @@ pub enum Wish {
 /// Something to do. All of it may be repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Tell the primary who counts; `recorded` if the record says so.
+    /// Tell the primary who counts besides those that do; `recorded` if the record says so, and nobody else.
     Count { url: String, term: Term, members: Vec<MemberId>, recorded: bool },
     /// Tell the primary to execute nothing any more.
     Yield { url: String, term: Term },
@@ -381,14 +381,17 @@ impl<'a> Of<'a> {
             let all = members.in_sync.iter().cloned().chain(added).collect();
             return self.write(members.term, primary.term, MembersChange::InSync(all));
         }
+        if !added.is_empty() {
+            // The primary is to know of the record's next term before that is written.
+            return Decision::step(Step::Count { url, term: self.next, members: added, recorded: false });
+        }
         let news: Vec<MemberId> = ready
             .iter()
             .filter(|follower| !primary.counted.contains(&follower.id))
             .map(|follower| follower.id.clone())
             .collect();
         if !news.is_empty() {
-            let members = members.in_sync.iter().cloned().chain(news).collect();
-            return Decision::step(Step::Count { url, term: self.next, members, recorded: false });
+            return Decision::step(Step::Count { url, term: self.next, members: news, recorded: false });
         }
         let catching_up = counted.iter().all(|id| ready.iter().any(|follower| follower.id == **id));
         let all_count = members.in_sync.iter().all(|id| primary.counted.contains(id));

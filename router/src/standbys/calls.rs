@@ -14,8 +14,10 @@ use tonic::{Response, Status};
 /// How long a member may take to say what it is. A member that is only busy answers in time; one that hangs is not to hold
 /// up the look at the others.
 const ASK_MAX: Duration = Duration::from_millis(400);
-/// How long a step may take. A promotion waits for the standby's disk.
-const TELL_MAX: Duration = Duration::from_secs(2);
+/// How long a step may take.
+const TELL_MAX: Duration = Duration::from_millis(500);
+/// A promotion waits for the standby's disk.
+const PROMOTE_MAX: Duration = Duration::from_secs(2);
 
 /// The connections to the members of a store, by address.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl Calls {
                 let request =
                     pb::PromoteRequest { term: term.0, incarnation_above, yielded, forced_opens_at_micros };
                 let call = async |mut client: StandbysClient<_>| client.promote(request).await;
-                self.call(&url, TELL_MAX, call).await.map(drop)
+                self.call(&url, PROMOTE_MAX, call).await.map(drop)
             }
             Step::Supersede { url, term, primary } => {
                 let request = pb::SupersedeRequest { term: term.0, primary_url: primary };

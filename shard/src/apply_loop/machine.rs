@@ -40,6 +40,8 @@ pub(super) struct Machine {
     began: Instant,
     /// Who waits for this standby to go on in its primary's place.
     promoted: Option<oneshot::Sender<Result<(), KvError>>>,
+    /// Calls that have the engine ship, which run when the logs are flushed.
+    ships: Vec<Call>,
     pending: Pending,
     refusing: Refusing,
     progress_interval: Duration,
@@ -95,6 +97,7 @@ impl Machine {
             shipping,
             began: now,
             promoted: None,
+            ships: Vec::new(),
             pending: Pending::with_capacity(batch_max),
             refusing: Refusing::default(),
             progress_interval,
@@ -132,6 +135,7 @@ impl Machine {
             Control::Said(said) => {
                 self.shipping.hear(&mut self.core.engine, said, now.duration_since(self.began));
             }
+            Control::Ship(call) => self.ships.push(call),
             Control::Promote { behind, answer } => {
                 behind.into_iter().for_each(|ceiling| self.core.is_behind(ceiling));
                 self.promoted = Some(answer);
@@ -228,11 +232,26 @@ impl Machine {
     pub(super) fn end_batch(&mut self, now: Instant) {
         self.settle(now);
         self.timers(now);
+        self.begin_to_ship(now);
         self.publish(now);
         self.replica(now);
         // After the logs: the walk must find only what is logged.
         self.logs.checkpoint_slice(&mut self.core);
         self.shipping.copy(&mut self.core.engine);
+    }
+
+    /// Has the engine ship for a standby that is about to follow. If it ships already, nothing is to be waited for: what
+    /// is not published may wait for that very standby.
+    fn begin_to_ship(&mut self, now: Instant) {
+        if self.core.engine.ships() {
+            for call in self.ships.drain(..) {
+                call.run(&mut self.core)();
+            }
+        } else if !self.pending.stalls()
+            && let Some(call) = self.ships.pop()
+        {
+            self.pending.push(now, Until::Flushed(call));
+        }
     }
 
     /// What a standby does besides taking over what comes.

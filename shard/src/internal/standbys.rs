@@ -18,7 +18,7 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    apply_loop::{Control, call},
+    apply_loop::Control,
     etcd::Member,
     etcd_status::KvError,
     identity::Identity,
@@ -167,7 +167,7 @@ impl Standbys for StandbyService {
             role.term
         };
         // Nothing is in between: from the next change on everything is shipped.
-        self.member.handle.call_flushed(call::Ship {}).await?;
+        self.member.handle.ship().await?;
         let id = MemberId(begin.member);
         let has = (begin.run == self.membership.run).then_some(Position(begin.position));
         let (to, mut shipments) = mpsc::channel(MESSAGES_MAX);
@@ -228,9 +228,10 @@ impl Standbys for StandbyService {
         if recorded {
             self.membership.confirmed();
         }
-        let named = if recorded { term } else { role.named };
-        let after = Role { named, counted: sorted(members), ..role.clone() };
-        self.membership.keep(&mut role, after).await.map_err(on_disk)?;
+        if recorded {
+            let after = Role { named: term, counted: sorted(members), ..role.clone() };
+            self.membership.keep(&mut role, after).await.map_err(on_disk)?;
+        }
         Ok(Response::new(pb::CountResponse {}))
     }
 

@@ -78,14 +78,12 @@ impl Role {
     /// know.
     #[must_use]
     pub fn follows(&self, wanted: Option<&str>) -> Option<String> {
-        let same = self.started_as.as_deref() == wanted;
         let learnt = self.primary.as_deref();
         let follows = match self.does {
             Does::Primary => None,
-            // The flag is of a time before this member was the primary.
-            Does::Superseded => learnt.or(wanted),
-            Does::Standby if same => learnt.or(wanted),
-            Does::Standby => wanted.or(learnt),
+            // The flag is as it was when this member learnt of the primary.
+            _ if self.started_as.as_deref() == wanted => learnt.or(wanted),
+            _ => wanted.or(learnt),
         };
         follows.map(str::to_owned)
     }
@@ -187,7 +185,7 @@ mod tests {
         assert_eq!(standby.follows(None).as_deref(), Some("b"));
         let former = role(Does::Superseded, "b", None);
         assert_eq!(former.follows(None).as_deref(), Some("b"));
-        assert_eq!(former.follows(Some("a")).as_deref(), Some("b"));
+        assert_eq!(former.follows(Some("a")).as_deref(), Some("a"));
         assert_eq!(role(Does::Primary, "b", None).follows(Some("a")), None);
     }
 

@@ -100,8 +100,8 @@ pub enum Said {
     Received { id: MemberId, position: Position, whole: bool },
     /// A standby's connection is gone.
     Gone { id: MemberId, waiting: Arc<AtomicU64> },
-    /// Everything waits for these standbys from now on, and for no other. `recorded`: the record says so, and that this
-    /// member is the primary.
+    /// Everything waits for these standbys from now on, too. `recorded`: the record says so, and that this member is the
+    /// primary; then nothing waits for others.
     Count { ids: Vec<MemberId>, recorded: bool, answer: oneshot::Sender<Result<(), NotCounted>> },
     /// No request is executed any more, until the record says that this member is the primary. Told once that is so.
     Yield { answer: oneshot::Sender<()> },
@@ -368,7 +368,7 @@ impl Shipping {
                 });
             }
             Said::Count { ids, recorded, answer } => {
-                let counted = self.count(&ids);
+                let counted = self.count(&ids, recorded);
                 self.yielded &= !(recorded && counted.is_ok());
                 // The caller may have given up.
                 let _ = answer.send(counted);
@@ -428,7 +428,7 @@ impl Shipping {
         true
     }
 
-    fn count(&mut self, ids: &[MemberId]) -> Result<(), NotCounted> {
+    fn count(&mut self, ids: &[MemberId], no_others: bool) -> Result<(), NotCounted> {
         let ready = |id: &MemberId| {
             self.primary.counts(id)
                 || self.standbys.iter().any(|standby| {
@@ -439,7 +439,7 @@ impl Shipping {
             return Err(NotCounted(missing.clone()));
         }
         let others: Vec<MemberId> = self.primary.counted().filter(|id| !ids.contains(id)).cloned().collect();
-        others.iter().for_each(|id| self.primary.discount(id));
+        others.iter().filter(|_| no_others).for_each(|id| self.primary.discount(id));
         ids.iter().for_each(|id| self.primary.count(id));
         Ok(())
     }

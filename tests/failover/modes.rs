@@ -1,0 +1,200 @@
+//! What a store with standbys does by its configuration: two standbys, a primary that waits for a lost standby, standbys
+//! that nobody waits for, a standby that is removed, and members that all come back at once.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, ensure};
+use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
+use kindred_tests::scenario::{self, wait_for};
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::{
+    clients::{Seen, Watching},
+    cluster::Cluster,
+    members::LIMIT,
+};
+
+const KEY: &str = "/registry/pods/a/1";
+
+fn put(value: &str) -> PutRequest {
+    PutRequest {
+        key: KEY.as_bytes().to_vec().into(),
+        value: value.as_bytes().to_vec().into(),
+        ..PutRequest::default()
+    }
+}
+
+impl Cluster {
+    /// Writes, however often the write has to be repeated, and returns its revision.
+    async fn written(&self, value: &str) -> anyhow::Result<i64> {
+        wait_for("a write", LIMIT, || async {
+            let answer = self.routers[0].client.kv.clone().put(put(value)).await;
+            Ok(answer.ok().and_then(|answer| answer.into_inner().header).map(|header| header.revision))
+        })
+        .await
+    }
+
+    async fn value(&self) -> anyhow::Result<String> {
+        let range = RangeRequest { key: KEY.as_bytes().to_vec().into(), ..RangeRequest::default() };
+        let found = self.routers[1].client.kv.clone().range(range).await?.into_inner().kvs;
+        Ok(found.first().map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).unwrap_or_default())
+    }
+}
+
+#[test]
+fn r18_with_two_standbys_either_may_take_over_and_the_other_follows() {
+    scenario::run("failover_two", 3 * LIMIT, |dir| async move { two(&dir).await });
+}
+
+async fn two(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second", "third"], json!({})).await?;
+    let clients: Vec<_> = cluster.routers.iter().map(|router| router.client.clone()).collect();
+    let from = cluster.written("first").await?;
+    let watching = Watching::start(&clients[1], "/registry/pods/", from).await?;
+    let (seen, mut tasks) = (Arc::<Seen>::default(), JoinSet::new());
+    seen.start(&clients, &mut tasks);
+    let mut last = String::new();
+    for round in 0..3 {
+        let primary = cluster.in_sync(2).await.with_context(|| format!("round {round}"))?;
+        ensure!(primary != last, "{primary} was killed");
+        seen.more(10).await?;
+        let former = cluster.member(&primary)?;
+        former.kill().await?;
+        seen.more(10).await?;
+        // The third member follows the new primary although it was started to follow the first.
+        let next = cluster.in_sync_of(1).await.with_context(|| format!("round {round}"))?;
+        ensure!(next != primary);
+        former.up();
+        last = primary;
+    }
+    cluster.in_sync(2).await?;
+    seen.stop();
+    while tasks.join_next().await.is_some() {}
+    let until = cluster.written("last").await?;
+    let events = watching.until(until).await?;
+    let checked: Vec<_> = seen
+        .acknowledged
+        .lock()
+        .iter()
+        .filter(|(key, ..)| key.starts_with("/registry/pods/"))
+        .cloned()
+        .collect();
+    seen.acknowledged.lock().retain(|(key, ..)| key.starts_with("/registry/pods/"));
+    ensure!(seen.check(&events)? == checked.len());
+    Ok(())
+}
+
+#[test]
+fn r19_a_primary_that_is_to_wait_for_its_standby_does() {
+    scenario::run("failover_wait", 3 * LIMIT, |dir| async move { waits(&dir).await });
+}
+
+async fn waits(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({ "onLoss": "wait" })).await?;
+    let primary = cluster.in_sync(1).await?;
+    cluster.written("before").await?;
+    let standby = cluster.other(&primary)?;
+    standby.kill().await?;
+    let mut kv = cluster.routers[0].client.kv.clone();
+    let waited = tokio::time::timeout(Duration::from_secs(4), kv.put(put("alone"))).await;
+    ensure!(!matches!(waited, Ok(Ok(_))), "it was acknowledged by one process alone: {waited:?}");
+    // It begins anew, as another member, and takes the place of the one that it was.
+    standby.up();
+    cluster.written("together").await?;
+    ensure!(cluster.in_sync(1).await? == primary);
+    ensure!(cluster.value().await? == "together");
+    // Nothing waits for a standby that is removed.
+    let standby = cluster.other(&primary)?;
+    standby.kill().await?;
+    let path = "/api/v1/servicegroups/pods";
+    let mut group = cluster.group().await?;
+    group.as_object_mut().context("an object")?.remove("standby");
+    cluster.routers[1].admin.ok("PUT", path, &group).await?;
+    cluster.written("alone").await?;
+    let group = cluster.group().await?;
+    ensure!(group["members"]["inSync"] == json!([]) && group["standby"].is_null(), "{group}");
+    Ok(())
+}
+
+#[test]
+fn r14_a_standby_that_nobody_waits_for_takes_over_only_by_force_and_says_what_it_lacks() {
+    scenario::run("failover_async", 3 * LIMIT, |dir| async move { forced(&dir).await });
+}
+
+async fn forced(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({ "mode": "async" })).await?;
+    cluster.in_sync(0).await?;
+    let shown = cluster.written("before").await?;
+    let watching = Watching::start(&cluster.routers[0].client, "/registry/pods/", shown).await?;
+    watching.until(shown).await?;
+    let (primary, standby) = (cluster.members[0].url.clone(), cluster.members[1].url.clone());
+    let admin = &cluster.routers[0].admin;
+    let ask = |force: bool| {
+        let body = json!({ "store": "pods", "to": standby, "force": force }).to_string();
+        async move { admin.ask("POST", "/api/v1/failover", &body).await }
+    };
+    let (code, text) = ask(false).await?;
+    ensure!(code == 422 && text.contains("is not in sync"), "{code} {text}");
+    let (code, text) = ask(true).await?;
+    ensure!(code == 422 && text.contains("lives"), "{code} {text}");
+    // The standby has it all here; nobody knows that.
+    wait_for("the standby to have the write", LIMIT, || async {
+        let shown = cluster.shown().await?;
+        let member =
+            shown["members"].as_array().into_iter().flatten().find(|member| member["role"] == "standby");
+        Ok(member.is_some_and(|member| member["batchesBehind"] == 0).then_some(()))
+    })
+    .await?;
+    cluster.member(&primary)?.kill().await?;
+    let (code, text) = wait_for("the death to be known", LIMIT, || async {
+        let (code, text) = ask(true).await?;
+        Ok((!text.contains("lives")).then_some((code, text)))
+    })
+    .await?;
+    ensure!(code == 200, "{code} {text}");
+    let after = cluster.written("after").await?;
+    ensure!((after >> 10) - (shown >> 10) >= 20_000_000, "{after} follows {shown}");
+    // This watch has seen nothing that the standby lacks. Whoever may have seen more is told that it may be lost.
+    watching.until(after).await?;
+    let later = Watching::start(&cluster.routers[1].client, "/registry/pods/", shown + (1 << 11)).await?;
+    let ended = later.until(after).await.err().context("the watch was not told")?;
+    ensure!(format!("{ended:#}").contains("compacted"), "{ended:#}");
+    let old = RangeRequest {
+        key: KEY.as_bytes().to_vec().into(),
+        revision: shown + (1 << 11),
+        ..RangeRequest::default()
+    };
+    let old = cluster.routers[0].client.kv.clone().range(old).await.err().context("it was never known")?;
+    ensure!(old.message().contains("compacted"), "{old}");
+    ensure!(cluster.value().await? == "after");
+    // The former primary comes back as a standby.
+    cluster.member(&primary)?.up();
+    ensure!(cluster.in_sync(0).await? == standby);
+    Ok(())
+}
+
+#[test]
+fn r20_members_that_all_come_back_serve_what_their_disks_have() {
+    scenario::run("failover_all", 3 * LIMIT, |dir| async move { all(&dir).await });
+}
+
+async fn all(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({})).await?;
+    let primary = cluster.in_sync(1).await?;
+    cluster.written("kept").await?;
+    for member in &cluster.members {
+        member.kill().await?;
+    }
+    for member in &cluster.members {
+        member.up();
+    }
+    cluster.written("again").await?;
+    ensure!(cluster.in_sync(1).await? == primary, "the standby had nothing to begin with");
+    ensure!(cluster.value().await? == "again");
+    Ok(())
+}
