@@ -78,6 +78,7 @@ metrics! {
     WAL_FAILING = Gauge Count "kindred_shard_wal_failing", "1 while the disk refuses, by log.";
     CHECKPOINT_SECONDS = Histogram Seconds "kindred_shard_checkpoint_seconds", "Time in which a checkpoint was written.";
     CHECKPOINT_BYTES = Gauge Bytes "kindred_shard_checkpoint_bytes", "Size of the last checkpoint.";
+    STANDBY_SHIPPED = Counter Bytes "kindred_shard_standby_shipped_bytes_total", "Bytes of records and copies handed to the connections of standbys.";
     CONNECTIONS_CLOSED = Counter Count "kindred_connections_closed_total", "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.";
     LOG_DROPPED = Counter Count "kindred_log_lines_dropped_total", "Lines of the log that were dropped, because standard error was not read as fast as they came.";
     CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
@@ -315,6 +316,12 @@ impl UnitMetrics {
 pub fn not_owned() {
     static REFUSED: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(NOT_OWNED.name));
     REFUSED.increment(1);
+}
+
+/// Counts what is sent to a standby.
+pub fn shipped(bytes: usize) {
+    static SHIPPED: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(STANDBY_SHIPPED.name));
+    SHIPPED.increment(bytes as u64);
 }
 
 /// 1 while the process serves, 0 when it stops.

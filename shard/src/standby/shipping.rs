@@ -20,7 +20,7 @@ use kindred_wal::Batch;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{MemberId, Position, primary::Primary};
-use crate::durability::disk_logs::push;
+use crate::{durability::disk_logs::push, metrics};
 
 /// Shipments that are kept for a standby whose connection broke, in bytes.
 const RECENT_BYTES: u64 = 64 << 20;
@@ -69,6 +69,7 @@ pub struct Outlet {
 impl Outlet {
     fn send(&self, shipment: Shipment) {
         self.waiting.fetch_add(cost(&shipment), Ordering::AcqRel);
+        metrics::shipped(shipment.records.len());
         // A connection that is gone is removed when its task says so. There is room: each message counts for so many bytes
         // that there are less.
         let _ = self.to.try_send(shipment);
