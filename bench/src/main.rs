@@ -16,6 +16,7 @@ mod instructions;
 mod load;
 mod measure;
 mod memory;
+mod metrics;
 mod pace;
 mod plot;
 mod profile;
@@ -24,6 +25,7 @@ mod scale;
 mod servers;
 mod spread;
 mod stalls;
+mod standby;
 mod stats;
 mod table;
 mod watcher;
@@ -71,6 +73,8 @@ enum Mode {
     Watchers(watchers::Options),
     /// The time and CPU that a server takes to create many watches on one stream, and many streams, beside etcd.
     Creates(creates::Options),
+    /// The CPU, latency and shipped bytes of a write with standbys, beside a shard alone and an etcd of three members.
+    Standby(standby::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
@@ -103,6 +107,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Watchers(options)) => watchers::run(options).await,
         Some(Mode::Creates(options)) => creates::run(options, &pinned_etcd()?).await,
         Some(Mode::Stalls(options)) => stalls::run(options).await,
+        Some(Mode::Standby(options)) => standby::run(options).await,
         Some(Mode::Echo(options)) => echo::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
         None => table::run(args.table).await,

@@ -44,15 +44,15 @@ impl Sample {
 
 /// The CPU nanoseconds of a server's processes at the start of a measurement.
 struct Before<'a> {
-    server: &'a Server,
+    pids: &'a [(String, u32)],
     nanos: Vec<u64>,
     began: Instant,
 }
 
 impl<'a> Before<'a> {
-    fn now(server: &'a Server) -> anyhow::Result<Self> {
-        let nanos = server.pids.iter().map(|(_, pid)| cpu::process_nanos(*pid)).collect::<Result<_, _>>()?;
-        Ok(Self { server, nanos, began: Instant::now() })
+    fn now(pids: &'a [(String, u32)]) -> anyhow::Result<Self> {
+        let nanos = pids.iter().map(|(_, pid)| cpu::process_nanos(*pid)).collect::<Result<_, _>>()?;
+        Ok(Self { pids, nanos, began: Instant::now() })
     }
 
     fn sample(self, ops: u64, latency: Latency) -> anyhow::Result<Sample> {
@@ -62,11 +62,16 @@ impl<'a> Before<'a> {
             anyhow::Ok((role.clone(), used as f64 / 1e3 / ops as f64))
         };
         Ok(Sample {
-            cpu_us: self.server.pids.iter().zip(&self.nanos).map(each).collect::<Result<_, _>>()?,
+            cpu_us: self.pids.iter().zip(&self.nanos).map(each).collect::<Result<_, _>>()?,
             latency,
             ops_per_second: ops as f64 / took.as_secs_f64(),
         })
     }
+}
+
+/// How many operations precede those that are measured.
+pub fn warm_up(ops: u64) -> u64 {
+    (ops / 10).max(1)
 }
 
 /// Measures operations, after a tenth as many for warm-up: in an open loop with a rate, otherwise in a closed loop.
@@ -77,8 +82,19 @@ pub async fn ops(
     ops: u64,
     rate: Option<u64>,
 ) -> anyhow::Result<Sample> {
-    target.closed(kind, (ops / 10).max(1)).await?;
-    let before = Before::now(server)?;
+    ops_of(&server.pids, target, kind, ops, rate).await
+}
+
+/// The same of a server that consists of these processes.
+pub async fn ops_of(
+    pids: &[(String, u32)],
+    target: &Target,
+    kind: Kind,
+    ops: u64,
+    rate: Option<u64>,
+) -> anyhow::Result<Sample> {
+    target.closed(kind, warm_up(ops)).await?;
+    let before = Before::now(pids)?;
     let outcome = match rate {
         None => target.closed(kind, ops).await?,
         Some(rate) => target.open(kind, ops, rate).await?,
@@ -111,7 +127,7 @@ pub async fn events(
         count: writes,
         value_bytes: target.shape().value_bytes,
     };
-    let before = Before::now(server)?;
+    let before = Before::now(&server.pids)?;
     let sent: Vec<Instant> = match rate {
         None => closed(target, &pace).await?,
         Some(_) => {

@@ -92,29 +92,67 @@ fn command(tool: &[String], program: &Path, args: &[String]) -> Command {
 
 /// A stock etcd that never syncs, with its data in memory if possible, which is its best case.
 pub fn etcd(program: &Path) -> anyhow::Result<Server> {
+    etcd_in(program, dir_in_memory()?, &["--unsafe-no-fsync"])
+}
+
+/// A folder in memory if possible.
+pub fn dir_in_memory() -> anyhow::Result<tempfile::TempDir> {
     let dir =
         if Path::new("/dev/shm").is_dir() { tempfile::tempdir_in("/dev/shm")? } else { tempfile::tempdir()? };
-    etcd_in(program, dir, &["--unsafe-no-fsync"])
+    Ok(dir)
 }
 
 pub fn etcd_in(program: &Path, dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let (client, peer) = (free_port()?, free_port()?);
+    let cluster = format!("default=http://127.0.0.1:{peer}");
+    let args = etcd_args("default", (client, peer), &cluster, &dir, flags);
+    start_peer("etcd", program, &args, client, dir)
+}
+
+/// The members of one etcd cluster, each with its data in one of these folders.
+pub fn etcd_cluster(
+    program: &Path,
+    dirs: Vec<tempfile::TempDir>,
+    flags: &[&str],
+) -> anyhow::Result<Vec<Server>> {
+    let mut members = Vec::new();
+    for (at, dir) in dirs.into_iter().enumerate() {
+        members.push((format!("member{at}"), (free_port()?, free_port()?), dir));
+    }
+    let peer = |(name, (_, peer), _): &(String, (u16, u16), _)| format!("{name}=http://127.0.0.1:{peer}");
+    let cluster = members.iter().map(peer).collect::<Vec<_>>().join(",");
+    let start = |(name, ports, dir): (String, (u16, u16), tempfile::TempDir)| {
+        let args = etcd_args(&name, ports, &cluster, &dir, flags);
+        start_peer("etcd", program, &args, ports.0, dir)
+    };
+    members.into_iter().map(start).collect()
+}
+
+/// The flags of a member of an etcd cluster, whose ports are for clients and for peers.
+fn etcd_args(
+    name: &str,
+    (client, peer): (u16, u16),
+    cluster: &str,
+    dir: &tempfile::TempDir,
+    flags: &[&str],
+) -> Vec<String> {
     let url = format!("http://127.0.0.1:{client}");
     let peer = format!("http://127.0.0.1:{peer}");
     let mut args: Vec<String> =
         flags.iter().chain(&["--log-level=error"]).map(|flag| (*flag).into()).collect();
     for (flag, value) in [
+        ("name", name.to_owned()),
         ("data-dir", dir.path().join("data").display().to_string()),
         ("listen-client-urls", url.clone()),
         ("advertise-client-urls", url),
         ("listen-peer-urls", peer.clone()),
-        ("initial-advertise-peer-urls", peer.clone()),
-        ("initial-cluster", format!("default={peer}")),
+        ("initial-advertise-peer-urls", peer),
+        ("initial-cluster", cluster.to_owned()),
         ("quota-backend-bytes", "8589934592".to_owned()),
     ] {
         args.push(format!("--{flag}={value}"));
     }
-    start_peer("etcd", program, &args, client, dir)
+    args
 }
 
 /// A mem_etcd that persists nothing, which is its best case. It has no TLS, and requires a folder for its log

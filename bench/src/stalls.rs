@@ -3,8 +3,6 @@
 //! from inside, by the longest turn of the shard's loop.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -22,6 +20,7 @@ use tonic::transport::Channel;
 use crate::{
     bare,
     load::{self, Shape, Target},
+    metrics,
     pace::{self, Pace, Sent},
     servers::{self, Server},
     stats::{Latency, median},
@@ -101,11 +100,6 @@ struct Bench {
     options: Options,
 }
 
-/// The value of a metric.
-fn metric(text: &str, name: &str) -> Option<f64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
-}
-
 /// The latencies of the writes that were due in an interval, in nanoseconds.
 fn between(sent: &[Sent], from: Instant, until: Instant) -> Vec<u64> {
     let due = sent.iter().filter(|sent| (from..until).contains(&sent.due));
@@ -129,13 +123,8 @@ impl Bench {
     /// The longest turn of the loop since the last call, in microseconds.
     fn turn(&self) -> anyhow::Result<f64> {
         let admin = self.server.admin.as_deref().context("the ready line names no admin address")?;
-        let mut stream = TcpStream::connect(admin)?;
-        stream.write_all(
-            format!("GET /metrics HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n").as_bytes(),
-        )?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(metric(&text, TURN).with_context(|| format!("no {TURN} among the metrics"))? * 1e6)
+        let text = metrics::fetch(admin)?;
+        Ok(metrics::sum(&text, TURN).with_context(|| format!("no {TURN} among the metrics"))? * 1e6)
     }
 
     async fn work(&self, work: Work) -> anyhow::Result<()> {
@@ -256,13 +245,6 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_metric_is_found_by_its_whole_name() {
-        let text = "# TYPE turn gauge\nturn_other 3\nturn 0.25\nturn{a=\"b\"} 4\n";
-        assert_eq!(metric(text, "turn"), Some(0.25));
-        assert_eq!(metric(text, "turn_oth"), None);
-    }
 
     #[test]
     fn only_writes_that_were_due_meanwhile_count() {
