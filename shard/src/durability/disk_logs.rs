@@ -194,7 +194,7 @@ pub(super) fn batch(records: &[Logged]) -> Batch {
 }
 
 /// The approximate encoded size of a record, close where records are many or long.
-fn room(logged: &Logged) -> usize {
+pub(crate) fn room(logged: &Logged) -> usize {
     const BESIDES: usize = 32;
     match logged {
         Logged::Version(version) => BESIDES + version.encoded().iter().map(|part| part.len()).sum::<usize>(),

@@ -20,7 +20,10 @@ use kindred_wal::Batch;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{MemberId, Position, primary::Primary};
-use crate::{durability::disk_logs::push, metrics};
+use crate::{
+    durability::disk_logs::{push, room},
+    metrics,
+};
 
 /// Shipments that are kept for a standby whose connection broke, in bytes.
 const RECENT_BYTES: u64 = 64 << 20;
@@ -256,6 +259,7 @@ impl Shipping {
             let mut batch = Batch::new();
             // Without standbys the records are for nobody: a later one gets a copy.
             if !self.standbys.is_empty() {
+                batch = Batch::with_capacity(applied.shipped.iter().map(|(_, logged)| room(logged)).sum());
                 applied.shipped.iter().for_each(|(_, logged)| push(&mut batch, logged));
             }
             let position = self.primary.ship();
