@@ -108,7 +108,7 @@ impl Store {
         if counts {
             let shown = store.primary.shown().await?;
             let members = shown.standbys.into_iter().map(|standby| standby.member).collect();
-            let request = CountRequest { term: TERM, members };
+            let request = CountRequest { term: TERM, members, recorded: true };
             store.primary.client.clone().count(request).await.context("Count")?;
         }
         Ok(store)
