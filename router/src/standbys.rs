@@ -130,8 +130,15 @@ impl Rounds {
         self.look(&urls).await;
         let wish = self.store.standbys().wish();
         let decision = standbys::decide(object, &self.looks, self.began.elapsed(), wish.as_ref());
-        self.tell(decision.trouble.as_deref());
-        self.show(object, &urls, decision.trouble.clone());
+        // While something is done, all is not well yet.
+        let trouble = match (&decision.trouble, decision.steps.is_empty()) {
+            (None, false) => Some("its record of members is about to change".to_owned()),
+            (trouble, _) => trouble.clone(),
+        };
+        if decision.trouble.is_some() || decision.steps.is_empty() {
+            self.tell(trouble.as_deref());
+        }
+        self.show(object, &urls, trouble);
         let done = join_all(decision.steps.iter().map(|step| self.step(step))).await;
         let failed = done.into_iter().filter_map(Result::err).inspect(|why| {
             tracing::debug!(store = self.store.name(), why, "a step of a store's members was refused");

@@ -4,6 +4,7 @@
 
 mod clients;
 mod cluster;
+mod cuts;
 mod load;
 mod members;
 mod modes;

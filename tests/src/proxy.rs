@@ -32,6 +32,10 @@ pub enum Cut {
     /// Nothing comes through in either direction, and neither side gets an error. Sent bytes arrive when the link is
     /// healed.
     Silent,
+    /// The same, in the direction to the server only.
+    ToServer,
+    /// The same, in the direction to the client only.
+    ToClient,
     /// Connections are lost, and new ones are refused.
     Refused,
 }
@@ -127,8 +131,8 @@ async fn forward(
     let (from_server, to_server) = server.split();
     // The connection ends when one direction does.
     tokio::select! {
-        ended = pipe(from_client, to_server, state.clone()) => ended,
-        ended = pipe(from_server, to_client, state) => ended,
+        ended = pipe(from_client, to_server, state.clone(), Cut::ToClient) => ended,
+        ended = pipe(from_server, to_client, state, Cut::ToServer) => ended,
     }
 }
 
@@ -136,12 +140,13 @@ async fn pipe(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut state: watch::Receiver<Option<Cut>>,
+    of_the_other: Cut,
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         let read = from.read(&mut buffer).await;
         // The end of the connection, too, passes only through a link that is not cut.
-        until(&mut state, |cut| cut.is_none()).await.map_err(io::Error::other)?;
+        until(&mut state, |cut| cut.is_none_or(|cut| cut == of_the_other)).await.map_err(io::Error::other)?;
         match read? {
             0 => return Ok(()),
             bytes => to.write_all(&buffer[..bytes]).await?,
