@@ -17,7 +17,7 @@ use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
-use kindred_transport::tls::{ClientTls, ServerTls, ServerTlsArgs, StoreTlsArgs};
+use kindred_transport::tls::{ClientTls, MetaTlsArgs, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::who::Secret;
 use kindred_transport::{Endpoint, ListenAddr};
 
@@ -106,6 +106,9 @@ pub struct Args {
     /// TLS towards stores.
     #[command(flatten)]
     pub store_tls: StoreTlsArgs,
+    /// TLS towards the meta store.
+    #[command(flatten)]
+    pub meta_tls: MetaTlsArgs,
     /// Who may ask the admin port.
     #[command(flatten)]
     pub admin_port: AdminArgs,
@@ -147,6 +150,8 @@ pub struct Settings {
     pub max_request_bytes: usize,
     pub tls: Option<ServerTls>,
     pub store_tls: Option<ClientTls>,
+    /// TLS towards the meta store, if it is not that towards stores.
+    pub meta_tls: Option<ClientTls>,
     /// The meta store; without one the configuration is fixed.
     pub meta: Option<MetaSettings>,
     pub moves: moves::Settings,
@@ -195,15 +200,18 @@ impl Args {
         }
         let tls = errors.keep(self.tls.load());
         let store_tls = errors.keep(self.store_tls.load());
+        let meta_tls = errors.keep(self.meta_tls.load());
         let secret = self.cluster_secret_file.as_deref();
         let secret = secret.and_then(|path| errors.keep(Secret::read("--cluster-secret-file", path)));
         let meta = self.meta_settings(&mut errors);
         let stores = self
             .file(&mut errors)
             .and_then(|config| Some((placed(&config, meta.is_some(), &mut errors)?, config)));
-        if let (true, Some(admin), Some(tls), Some(store_tls), Some(((stores, default, routes), config))) =
-            (errors.is_empty(), admin, tls, store_tls, stores)
+        let tls = tls.zip(store_tls).zip(meta_tls);
+        if let (true, Some(admin), Some(((tls, store_tls), meta_tls)), Some((placed, config))) =
+            (errors.is_empty(), admin, tls, stores)
         {
+            let (stores, default, routes) = placed;
             return Ok(Settings {
                 listen,
                 admin,
@@ -226,6 +234,7 @@ impl Args {
                 max_request_bytes: self.max_request_bytes,
                 tls,
                 store_tls,
+                meta_tls,
                 meta,
                 moves: moves::Settings {
                     copy_bytes_per_second: self.move_bytes_per_second,
@@ -390,5 +399,16 @@ mod tests {
         {
             assert!(errors.iter().any(|error| error.contains(part)), "{part}: {errors:#?}");
         }
+    }
+
+    #[test]
+    fn towards_the_meta_store_flags_of_its_own_win_over_those_towards_stores() {
+        let missing = ["--meta", "https://127.0.0.1:1", "--store-trusted-ca-file", "/no/store-ca"];
+        let said = |more: &[&str]| settings(&[&missing[..], more].concat()).unwrap_err().to_string();
+        assert!(!said(&[]).contains("--meta-"), "none was given");
+        assert!(said(&["--meta-trusted-ca-file", "/no/ca"]).contains("--meta-trusted-ca-file /no/ca"));
+        assert!(said(&["--meta-cert-file", "/no/cert"]).contains("--meta-cert-file needs --meta-key-file"));
+        let alone = Cli::try_parse_from(["x", "--meta-cert-file=c", "--meta-key-file=k"]);
+        assert!(alone.is_err(), "without --meta");
     }
 }

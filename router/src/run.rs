@@ -94,12 +94,13 @@ pub async fn bind(
     let listen: Vec<String> = listening.iter().map(ToString::to_string).collect();
     let admin = admin_listener.local_endpoint().to_string();
 
-    let connector = Connector::new(ConnectOptions {
+    let options = ConnectOptions {
         tls: settings.store_tls,
         secret: settings.secret,
         network: settings.network,
         ..ConnectOptions::default()
-    });
+    };
+    let connector = Connector::new(options.clone());
     let (cluster, routes) = match settings.meta {
         None => {
             let state = ClusterState::bootstrap(&settings.config)
@@ -107,7 +108,8 @@ pub async fn bind(
             (Cluster::new(state, None), settings.routes)
         }
         Some(at) => {
-            let client = MetaClient::new(&at.endpoints, &connector)?;
+            let tls = settings.meta_tls.or_else(|| options.tls.clone());
+            let client = MetaClient::new(&at.endpoints, &Connector::new(ConnectOptions { tls, ..options }))?;
             let state = meta::start::state(&client, &at, &settings.config).await?;
             let routes = meta::take::routes(&state);
             meta::take::tell_without_effect(&state, None);

@@ -53,7 +53,7 @@ const OF_SHARDS: [(&str, &str); 26] = [
 const OF_META: [(&str, &str); 2] =
     [("durability", "always fsync"), ("durability-of", "the meta store has one mode, fsync")];
 
-const OF_ROUTERS: [(&str, &str); 34] = [
+const OF_ROUTERS: [(&str, &str); 37] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "see `kindred up --insecure-listen`"),
     ("store-cert-file", "certificates of the inner connections are made in the data directory"),
@@ -71,6 +71,9 @@ const OF_ROUTERS: [(&str, &str); 34] = [
     ("config", "this is that file"),
     ("meta", "the meta store is run here"),
     ("meta-cache", "it is kept in the data directory"),
+    ("meta-trusted-ca-file", "the meta store is run here"),
+    ("meta-cert-file", "the meta store is run here"),
+    ("meta-key-file", "the meta store is run here"),
     ("store", "write `endpoints` of the store"),
     ("advertise-client-urls", "see `kindred up --advertise-client-urls`"),
     ("cluster-id", "all processes of a `kindred up` have the same: give it that flag itself"),

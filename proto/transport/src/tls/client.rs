@@ -49,6 +49,20 @@ pub struct StoreTlsArgs {
     pub store_insecure_skip_tls_verify: bool,
 }
 
+/// TLS flags of a router for its meta store.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct MetaTlsArgs {
+    /// CA of the meta store's certificates (PEM). Where none of these three flags is given, those towards stores count.
+    #[arg(long, value_name = "FILE", requires = "meta")]
+    pub meta_trusted_ca_file: Option<PathBuf>,
+    /// Certificate to show to the meta store (PEM); reloaded when it changes.
+    #[arg(long, value_name = "FILE", requires = "meta")]
+    pub meta_cert_file: Option<PathBuf>,
+    /// Key of --meta-cert-file (PEM).
+    #[arg(long, value_name = "FILE", requires = "meta")]
+    pub meta_key_file: Option<PathBuf>,
+}
+
 /// TLS flags of a standby for its primary.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct StandbyTlsArgs {
@@ -112,6 +126,22 @@ impl ClientTlsArgs {
     /// When a file is unusable.
     pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
         self.settings()?.map(ClientTls::load).transpose()
+    }
+}
+
+impl MetaTlsArgs {
+    /// Loads the files; `None` if no flag was given.
+    ///
+    /// # Errors
+    /// When a file is unusable, or a certificate lacks its key or a key its certificate.
+    pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
+        let flags = ClientFlags {
+            trusted_ca_file: "--meta-trusted-ca-file",
+            cert_file: "--meta-cert-file",
+            key_file: "--meta-key-file",
+        };
+        let (ca, cert) = (self.meta_trusted_ca_file.clone(), self.meta_cert_file.clone());
+        settings(flags, ca, cert, self.meta_key_file.clone(), false)?.map(ClientTls::load).transpose()
     }
 }
 
