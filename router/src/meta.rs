@@ -18,10 +18,12 @@ mod compactions;
 pub mod follow;
 pub mod lineage;
 pub mod live;
+mod members;
 pub mod revision_pairs;
 pub mod start;
 pub mod store;
 pub mod take;
+mod written;
 
 use std::path::PathBuf;
 use std::sync::Arc;

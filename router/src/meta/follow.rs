@@ -99,28 +99,40 @@ pub async fn run(keeper: Arc<StateKeeper>, compactor: Arc<Compactor>, meta: Arc<
 pub async fn follow(meta: &impl Following) {
     let mut backoff = BACKOFF_MIN;
     loop {
-        let Err(error) = once(meta, &mut backoff).await;
-        // After a compaction the watch was merely behind; the next list has what it missed.
-        if error != MetaError::Compacted {
-            meta.note(Some(error.to_string()));
-        }
-        if let MetaError::Foreign(why) = &error {
-            meta.doubt(why);
+        match once(meta, &mut backoff).await {
+            // One member is gone, or the watch was behind. The next list says whether meta is away, and has what was
+            // missed.
+            Ok(Lost(why)) => tracing::info!(why, "the meta store is listed again"),
+            Err(error) => {
+                meta.note(Some(error.to_string()));
+                if let MetaError::Foreign(why) = &error {
+                    meta.doubt(why);
+                }
+            }
         }
         meta.pause(backoff).await;
         backoff = (backoff * 2).min(BACKOFF_MAX);
     }
 }
 
-/// Follows meta until something fails.
-async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<std::convert::Infallible, MetaError> {
+/// Why a watch has ended.
+struct Lost(String);
+
+/// Follows meta until something fails, or the watch is lost.
+async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, MetaError> {
     let mut entries = listed(meta).await?;
     meta.confirm();
     meta.note(None);
     saw(meta, &entries)?;
-    let mut watch = meta.watch(entries.revision + 1).await?;
+    let mut watch = match meta.watch(entries.revision + 1).await {
+        Ok(watch) => watch,
+        Err(error) => return lost(error),
+    };
     loop {
-        let answer = meta.next(&mut watch).await?;
+        let answer = match meta.next(&mut watch).await {
+            Ok(answer) => answer,
+            Err(error) => return lost(error),
+        };
         *backoff = BACKOFF_MIN;
         for event in &answer.events {
             entries.apply(event);
@@ -129,6 +141,14 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<std::conv
         if !answer.events.is_empty() {
             saw(meta, &entries)?;
         }
+    }
+}
+
+fn lost(error: MetaError) -> Result<Lost, MetaError> {
+    match error {
+        MetaError::Unavailable(why) => Ok(Lost(why)),
+        MetaError::Compacted => Ok(Lost(error.to_string())),
+        error => Err(error),
     }
 }
 
