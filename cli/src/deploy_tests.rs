@@ -34,6 +34,15 @@ fn check(words: &[String]) {
     }
 }
 
+/// The router of the documentation, whose meta store is an etcd.
+#[test]
+fn the_documented_router_of_an_etcd_starts() {
+    let page = deploy("../docs/operations.md");
+    let block = page.split("```").find(|block| block.trim_start().starts_with("kindred-router --meta"));
+    let words = block.expect("a block").split_whitespace().filter(|word| *word != "…");
+    check(&words.map(str::to_owned).collect::<Vec<_>>());
+}
+
 #[test]
 fn systemd_units_start_what_exists() {
     for unit in
@@ -73,6 +82,27 @@ fn compose_and_image_commands_parse() {
         let words: Vec<String> = serde_json::from_str(&line[line.find('[').expect("JSON form")..]).unwrap();
         let words = if words[0] == "kindred" { words } else { [vec!["kindred".to_owned()], words].concat() };
         check(&words);
+    }
+}
+
+/// The flags of a member of the meta store are those that the documentation names, but for its values. A test of
+/// `tests/failover` starts members with them.
+#[test]
+fn a_member_of_the_meta_store_is_started_as_documented() {
+    let unit = deploy("systemd/kindred-meta-etcd.service");
+    let line =
+        unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/")).expect("ExecStart");
+    let line = line.replace("${KINDRED_META_NAME}", "meta0").replace("${KINDRED_META_ADDRESS}", "10.0.0.1");
+    let cluster =
+        unit.lines().find_map(|line| line.strip_prefix("# KINDRED_META_CLUSTER=")).expect("an example");
+    let line = line.replace("${KINDRED_META_CLUSTER}", cluster);
+    let page = deploy("../docs/operations.md");
+    let block =
+        page.split("```").find(|block| block.trim_start().starts_with("etcd --name")).expect("a block");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(words(block), words(&line));
+    for section in ["[Unit]", "[Service]", "[Install]", "StateDirectoryMode=0700"] {
+        assert!(unit.contains(section), "{section}");
     }
 }
 
