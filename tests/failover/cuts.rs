@@ -103,10 +103,7 @@ impl Net {
     async fn start(dir: &Path) -> anyhow::Result<Self> {
         let meta = Etcd::start(dir, "meta").await?;
         let config = json!({
-            "default": "default",
-            "stores": [{
-                "name": "default", "slot": 1, "endpoints": ["unix:first"], "standby": { "endpoints": ["unix:second"] },
-            }],
+            "default": "default", "stores": [{ "name": "default", "slot": 1, "endpoints": ["unix:first"] }],
         });
         let file = dir.join("config.json");
         fs::write(&file, config.to_string())?;
@@ -114,16 +111,9 @@ impl Net {
             folder(dir, name)?;
         }
         let mut first = Host::start(dir, "first", "kindred-shard", member_args(""), BTreeMap::new()).await?;
-        let to_first = Link::open(&dir.join("host-second/first"), &first.address)?;
-        let args = member_args("--standby-of=unix:first");
-        let second = Host::start(dir, "second", "kindred-shard", args, [("first", to_first)].into()).await?;
-        first.link("second", &second.address)?;
         let mut routers = Vec::new();
         for name in ROUTERS {
-            let own = dir.join(format!("host-{name}"));
-            let links = [("first", &first), ("second", &second)];
-            let links = links.map(|(at, host)| anyhow::Ok((at, Link::open(&own.join(at), &host.address)?)));
-            let links: anyhow::Result<BTreeMap<_, _>> = links.into_iter().collect();
+            let to_first = Link::open(&dir.join(format!("host-{name}/first")), &first.address)?;
             let args = vec![
                 "--listen=127.0.0.1:0".to_owned(),
                 "--admin=127.0.0.1:0".to_owned(),
@@ -132,9 +122,20 @@ impl Net {
                 format!("--meta=http://{}", meta.address),
                 CLUSTER.to_owned(),
             ];
-            routers.push(Host::start(dir, name, "kindred-router", args, links?).await?);
+            routers.push(Host::start(dir, name, "kindred-router", args, [("first", to_first)].into()).await?);
+        }
+        // A primary has followers once a router has confirmed its clock.
+        let to_first = Link::open(&dir.join("host-second/first"), &first.address)?;
+        let args = member_args("--standby-of=unix:first");
+        let second = Host::start(dir, "second", "kindred-shard", args, [("first", to_first)].into()).await?;
+        first.link("second", &second.address)?;
+        for router in &mut routers {
+            router.link("second", &second.address)?;
         }
         let net = Self { _meta: meta, members: vec![first, second], routers };
+        let mut group = net.group().await?;
+        group["standby"] = json!({ "endpoints": ["unix:second"] });
+        net.routers[1].admin.ok("PUT", "/api/v1/servicegroups/default", &group).await?;
         net.until("the standby in sync", |group| in_sync(group) == 1).await?;
         Ok(net)
     }

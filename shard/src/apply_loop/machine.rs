@@ -243,6 +243,10 @@ impl Machine {
     /// Has the engine ship for a standby that is about to follow. If it ships already, nothing is to be waited for: what
     /// is not published may wait for that very standby.
     fn begin_to_ship(&mut self, now: Instant) {
+        if !self.core.has_begun() {
+            // The engine begins anew when its clock is confirmed.
+            return;
+        }
         if self.core.engine.ships() {
             for call in self.ships.drain(..) {
                 call.run(&mut self.core)();

@@ -78,6 +78,12 @@ impl Core {
         }
     }
 
+    /// Whether it has begun, so that its engine stays.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.opened || !self.found_nothing
+    }
+
     /// Sets other modes when both logs are flushed (see
     /// [`Engine::set_modes`](kindred_engine::engine::Engine::set_modes)), and requests a checkpoint for those that need
     /// one first.

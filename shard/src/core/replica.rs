@@ -63,7 +63,8 @@ impl Core {
             true => self.engine.promote_behind(replica.ceiling, mono),
         };
         promoted.map_err(EngineError::from)?;
-        self.replica = None;
+        // It goes on, so it must not begin anew when its clock is confirmed.
+        (self.replica, self.found_nothing) = (None, false);
         Ok(())
     }
 }
