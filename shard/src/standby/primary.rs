@@ -105,6 +105,13 @@ impl Primary {
 
     /// Nothing waits for a standby any more. To be called after meta's record says that it is not in sync (R19).
     pub fn discount(&mut self, id: &MemberId) {
+        if let Some(member) = self.members.get_mut(id) {
+            member.counts = false;
+        }
+    }
+
+    /// A standby that does not count is gone.
+    pub fn forget(&mut self, id: &MemberId) {
         self.members.remove(id);
     }
 
@@ -243,6 +250,19 @@ mod tests {
         assert!(shipping.0.answers(300 * MS));
         shipping.0.discount(&id("a"));
         assert_eq!(shipping.0.answers_until(), None);
+    }
+
+    #[test]
+    fn r18_a_standby_that_is_taken_out_still_catches_up() {
+        let mut shipping = Shipping::with(&["a"]);
+        shipping.0.discount(&id("a"));
+        let batch = shipping.ship(100 * MS);
+        shipping.0.acknowledged(&id("a"), batch);
+        assert_eq!(shipping.0.silent(&id("a"), 150 * MS), 50 * MS, "so it can be counted again");
+        shipping.0.count(&id("a"));
+        assert!(shipping.0.has_shown(&id("a")) && shipping.0.answers(150 * MS));
+        shipping.0.forget(&id("a"));
+        assert!(shipping.0.is_alone());
     }
 
     #[test]

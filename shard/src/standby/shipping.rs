@@ -367,7 +367,7 @@ impl Shipping {
                 self.standbys.retain(|standby| {
                     let stays = standby.outlet.is_some() || standby.whole || primary.counts(&standby.id);
                     if !stays {
-                        primary.discount(&standby.id);
+                        primary.forget(&standby.id);
                     }
                     stays
                 });
