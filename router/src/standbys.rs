@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, MembersChange, MembersRefusal, StoreObject, StoreState};
 use kindred_router_core::standbys::{self, Look, Role, Said, Step, Wish, addresses, has_members};
+use kindred_transport::Endpoint;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -173,7 +174,7 @@ impl Rounds {
             }
             let look = self.looks.entry(url).or_default();
             match answer {
-                Ok(said) => look.answered(asked, said),
+                Ok(said) => look.answered(asked, as_configured(said, urls)),
                 Err(why) => look.failed(why),
             }
         }
@@ -247,6 +248,16 @@ impl Rounds {
             }
         }
     }
+}
+
+/// Names the primary that a standby looks for by its address in the configuration, if it is one of these.
+fn as_configured(mut said: Said, urls: &[String]) -> Said {
+    let follows: Option<Endpoint> = said.follows.parse().ok();
+    let same = |url: &&String| follows.is_some() && url.parse().ok() == follows;
+    if let Some(url) = urls.iter().find(same) {
+        said.follows.clone_from(url);
+    }
+    said
 }
 
 /// The role of a member in a word.

@@ -436,7 +436,9 @@ impl<'a> Of<'a> {
                 && said.id != members.primary
                 && match said.role {
                     Role::Primary => true,
-                    Role::Standby => !said.connected && !follows && said.follows != url,
+                    Role::Standby => {
+                        !said.connected && !follows && said.follows != url && said.silent >= SUSPECT
+                    }
                     Role::Superseded => false,
                 }
         };
