@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`primary`] | what all standbys have received, and whether the primary may answer |
 //! | [`follower`] | whether a standby acknowledges, and when it may be promoted |
+//! | [`member`] | what a member does when it is told of the record |
 //!
 //! Around them: [`shipping`] on the loop of a primary, [`following`], the connection of a standby, [`membership`] and
 //! [`role`], what a member knows and remembers of itself.
@@ -15,6 +16,7 @@ pub use kindred_partition_config::ids::MemberId;
 
 pub mod follower;
 pub mod following;
+pub mod member;
 pub mod membership;
 pub mod primary;
 pub mod role;

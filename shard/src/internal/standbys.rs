@@ -6,10 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-use kindred_partition_config::ids::{Revision, SLOT_BITS, Slot, Term};
+use kindred_partition_config::ids::{Slot, Term};
 use kindred_proto::shard_v1::{
     self as pb, follow_request, follow_response, member_response, shipment, standbys_server::Standbys,
 };
@@ -25,8 +25,9 @@ use crate::{
     standby::{
         MemberId, Position,
         follower::NotDone,
+        member::{Act, Call, Done, MemberMachine},
         membership::{Following, Membership},
-        role::{Does, Role, RoleError},
+        role::{Does, RoleError},
         shipping::{CopyPart, MESSAGES_MAX, Outlet, Said, Shipment, cost},
     },
 };
@@ -59,14 +60,6 @@ fn on_disk(error: RoleError) -> Status {
     Status::unavailable(format!("kindred: the role cannot be kept: {error}"))
 }
 
-/// Refuses a term that is over.
-fn check_term(role: &Role, asked: u64) -> Result<Term, Status> {
-    if asked < role.term.0 {
-        return Err(precondition(NotDone::Over { asked: Term(asked), seen: role.term }));
-    }
-    Ok(Term(asked))
-}
-
 impl StandbyService {
     #[must_use]
     pub fn new(member: Member, membership: Arc<Membership>, store: Store) -> Self {
@@ -85,16 +78,64 @@ impl StandbyService {
         answered.await.map_err(|_| stopped())
     }
 
-    fn following(&self) -> Result<&Arc<Following>, Status> {
-        self.membership.following.as_ref().ok_or_else(|| precondition("this member is no standby"))
+    /// Carries a call out, and brings the machine to what is to be answered.
+    async fn carry_out<T>(&self, call: Call, answer: impl FnOnce(&MemberMachine) -> T) -> Result<T, Status> {
+        let membership = &*self.membership;
+        let mut machine = membership.machine.lock().await;
+        let machine = &mut *machine;
+        let begun = membership.decide(machine, |machine, at| machine.begin(call, at));
+        let mut doing = begun.map_err(precondition)?;
+        while let Some(act) = doing.act().cloned() {
+            let done = self.act(act).await?;
+            let next = membership.decide(machine, |machine, at| machine.done(&mut doing, done, at));
+            next.map_err(precondition)?;
+        }
+        Ok(answer(machine))
+    }
+
+    async fn act(&self, act: Act) -> Result<Done, Status> {
+        match act {
+            Act::Keep(role) => self.membership.keep(role).await.map_err(on_disk)?,
+            Act::KeepIncarnation(incarnation) => {
+                if let Some(directory) = self.membership.directory() {
+                    let identity = Identity { incarnation, ..self.store.identity.clone() };
+                    identity
+                        .write(directory)
+                        .map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
+                }
+            }
+            Act::Count { ids, recorded } => {
+                if let Err(why) = self.control(|answer| Said::Count { ids, recorded, answer }).await? {
+                    return Ok(Done::NotCounted(why));
+                }
+            }
+            Act::Yield => self.control(|answer| Said::Yield { answer }).await?,
+            Act::TakeOver { behind } => {
+                if let Some(following) = &self.membership.following {
+                    following.stop.cancel();
+                    if let Some(handing) = following.handing.lock().await.take() {
+                        // A panic there has ended the process.
+                        let _ = handing.await;
+                    }
+                }
+                self.control(|answer| Control::Promote { behind, answer }).await??;
+            }
+            Act::Refuse => {
+                if !self.member.handle.control(Said::Superseded).await {
+                    return Err(KvError::Stopped.into());
+                }
+            }
+            Act::End => self.membership.superseded.cancel(),
+        }
+        Ok(Done::Done)
     }
 
     /// Refuses whom this member cannot be the primary of.
-    fn check_follower(&self, begin: &pb::FollowBegin, role: &Role) -> Result<(), Status> {
+    async fn check_follower(&self, begin: &pb::FollowBegin) -> Result<Term, Status> {
         let Store { name, slot, dense, .. } = &*self.store;
-        if role.does != Does::Primary || self.membership.in_doubt() {
+        let Some(term) = self.membership.machine.lock().await.may_be_followed() else {
             return Err(Status::unavailable("kindred: this member does not serve: follow its primary"));
-        }
+        };
         if self.membership.directory().is_none() || *dense {
             return Err(precondition(
                 "a store without --data-dir, or with --revisions dense, has no standbys",
@@ -107,7 +148,7 @@ impl StandbyService {
                 begin.name, begin.slot
             )));
         }
-        Ok(())
+        Ok(term)
     }
 }
 
@@ -161,11 +202,7 @@ impl Standbys for StandbyService {
         else {
             return Err(Status::invalid_argument("kindred: Follow: the first message is not begin"));
         };
-        let term = {
-            let role = self.membership.role.lock().await;
-            self.check_follower(&begin, &role)?;
-            role.term
-        };
+        let term = self.check_follower(&begin).await?;
         // Nothing is in between: from the next change on everything is shipped.
         self.member.handle.ship().await?;
         let id = MemberId(begin.member);
@@ -207,52 +244,17 @@ impl Standbys for StandbyService {
 
     async fn count(&self, request: Request<pb::CountRequest>) -> Result<Response<pb::CountResponse>, Status> {
         let pb::CountRequest { term, members, recorded } = request.into_inner();
-        let members: Vec<MemberId> = members.into_iter().map(MemberId).collect();
-        let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, term)?;
-        if role.does != Does::Primary {
-            return Err(precondition("this member is not the primary"));
-        }
-        // On disk are at any time at least those that may be promoted: after a restart it waits for them (R20).
-        let counted_before = role.counted.clone();
-        let all: Vec<MemberId> = members.iter().chain(&counted_before).cloned().collect();
-        let all = sorted(all);
-        let before = Role { term, counted: all, ..role.clone() };
-        self.membership.keep(&mut role, before).await.map_err(on_disk)?;
-        let ids = members.clone();
-        if let Err(refused) = self.control(|answer| Said::Count { ids, recorded, answer }).await? {
-            let unchanged = Role { counted: counted_before, ..role.clone() };
-            self.membership.keep(&mut role, unchanged).await.map_err(on_disk)?;
-            return Err(precondition(refused));
-        }
-        if recorded {
-            self.membership.confirmed();
-        }
-        if recorded {
-            let after = Role { named: term, counted: sorted(members), ..role.clone() };
-            self.membership.keep(&mut role, after).await.map_err(on_disk)?;
-        }
-        Ok(Response::new(pb::CountResponse {}))
+        let members = members.into_iter().map(MemberId).collect();
+        let call = Call::Count { term: Term(term), members, recorded };
+        self.carry_out(call, |_| Response::new(pb::CountResponse {})).await
     }
 
     async fn r#yield(
         &self,
         request: Request<pb::YieldRequest>,
     ) -> Result<Response<pb::YieldResponse>, Status> {
-        let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, request.into_inner().term)?;
-        if role.does != Does::Primary {
-            return Err(precondition("this member is not the primary"));
-        }
-        // A restart forgets that it has yielded, and is in doubt instead: that needs a standby that counts.
-        if role.counted.is_empty() {
-            return Err(precondition("no standby of this primary counts"));
-        }
-        let yielded = Role { term, ..role.clone() };
-        self.membership.keep(&mut role, yielded).await.map_err(on_disk)?;
-        self.control(|answer| Said::Yield { answer }).await?;
-        self.membership.yields();
-        Ok(Response::new(pb::YieldResponse {}))
+        let call = Call::Yield { term: Term(request.into_inner().term) };
+        self.carry_out(call, |_| Response::new(pb::YieldResponse {})).await
     }
 
     async fn prepare(
@@ -260,24 +262,11 @@ impl Standbys for StandbyService {
         request: Request<pb::PrepareRequest>,
     ) -> Result<Response<pb::PrepareResponse>, Status> {
         let pb::PrepareRequest { term, member } = request.into_inner();
-        let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, term)?;
-        let following = self.following()?;
-        if !member.is_empty() && member != self.membership.id.0 {
-            return Err(precondition(format!("this is member {}, not {member}", self.membership.id)));
-        }
-        if role.does != Does::Standby {
-            return Err(precondition("this member is no standby"));
-        }
-        if !following.is_whole() {
-            return Err(precondition("this standby has no whole copy on its disk yet"));
-        }
-        if following.term() < term {
-            let promised = Role { term, ..role.clone() };
-            self.membership.keep(&mut role, promised).await.map_err(on_disk)?;
-        }
-        following.prepare(term).map_err(precondition)?;
-        Ok(Response::new(pb::PrepareResponse { wait_millis: wait_millis(following) }))
+        let member = Some(MemberId(member)).filter(|member| !member.0.is_empty());
+        let call = Call::Prepare { term: Term(term), member };
+        self.carry_out(call, |_| ()).await?;
+        let wait_millis = self.membership.following.as_deref().map_or(0, wait_millis);
+        Ok(Response::new(pb::PrepareResponse { wait_millis }))
     }
 
     async fn promote(
@@ -286,34 +275,14 @@ impl Standbys for StandbyService {
     ) -> Result<Response<pb::PromoteResponse>, Status> {
         let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros } =
             request.into_inner();
-        let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, term)?;
-        if role.does == Does::Primary && role.term == term {
-            // It repeats the call.
-            return Ok(Response::new(pb::PromoteResponse { incarnation: self.membership.incarnation() }));
-        }
-        let following = self.following()?;
-        match yielded {
-            true => following.is_prepared_for(term).map_err(precondition)?,
-            false => following.may_be_promoted(term).map_err(precondition)?,
-        }
-        let behind = opens_at(forced_opens_at_micros)?;
-        following.stop.cancel();
-        if let Some(handing) = following.handing.lock().await.take() {
-            // A panic there has ended the process.
-            let _ = handing.await;
-        }
-        self.control(|answer| Control::Promote { behind, answer }).await??;
-        let incarnation = self.membership.incarnation().max(incarnation_above).saturating_add(1);
-        if let Some(directory) = self.membership.directory() {
-            let identity = Identity { incarnation, ..self.store.identity.clone() };
-            identity.write(directory).map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
-        }
-        let primary = Role { term, named: term, ..Role::alone() };
-        self.membership.promoted(incarnation);
-        self.membership.keep(&mut role, primary).await.map_err(on_disk)?;
-        tracing::info!(term = term.0, incarnation, "this standby is the primary now");
-        Ok(Response::new(pb::PromoteResponse { incarnation }))
+        let forced_opens_at_micros = Some(forced_opens_at_micros).filter(|micros| *micros > 0);
+        let call = Call::Promote { term: Term(term), incarnation_above, yielded, forced_opens_at_micros };
+        let answer = |machine: &MemberMachine| {
+            let incarnation = machine.incarnation();
+            tracing::info!(term, incarnation, "this standby is the primary now");
+            Response::new(pb::PromoteResponse { incarnation })
+        };
+        self.carry_out(call, answer).await
     }
 
     async fn supersede(
@@ -321,27 +290,17 @@ impl Standbys for StandbyService {
         request: Request<pb::SupersedeRequest>,
     ) -> Result<Response<pb::SupersedeResponse>, Status> {
         let pb::SupersedeRequest { term, primary_url } = request.into_inner();
-        let mut role = self.membership.role.lock().await;
-        let term = check_term(&role, term)?;
-        if role.does == Does::Primary && role.term == term && !self.membership.in_doubt() {
-            return Err(precondition(format!("this member is the primary of term {term}")));
-        }
-        if !self.member.handle.control(Said::Superseded).await {
-            return Err(KvError::Stopped.into());
-        }
-        let does = if role.does == Does::Primary { Does::Superseded } else { role.does };
         let started_as = self.store.started_as.clone();
-        let superseded = Role { does, term, primary: Some(primary_url), started_as, ..Role::alone() };
-        self.membership.keep(&mut role, superseded).await.map_err(on_disk)?;
-        self.membership.superseded.cancel();
-        Ok(Response::new(pb::SupersedeResponse {}))
+        let call = Call::Supersede { term: Term(term), primary: primary_url, started_as };
+        self.carry_out(call, |_| Response::new(pb::SupersedeResponse {})).await
     }
 
     async fn member(
         &self,
         _request: Request<pb::MemberRequest>,
     ) -> Result<Response<pb::MemberResponse>, Status> {
-        let role = self.membership.role.lock().await.clone();
+        let machine = self.membership.machine.lock().await.clone();
+        let role = machine.role().clone();
         let shown = self.control(|answer| Said::Show { answer }).await?;
         let standbys = shown.into_iter().map(|shown| pb::StandbyShown {
             member: shown.id.0,
@@ -365,8 +324,8 @@ impl Standbys for StandbyService {
             term: role.term.0.max(following.map_or(0, |following| following.term().0)),
             counted: role.counted.into_iter().map(|id| id.0).collect(),
             standbys: standbys.collect(),
-            in_doubt: self.membership.in_doubt(),
-            incarnation: self.membership.incarnation(),
+            in_doubt: machine.in_doubt(),
+            incarnation: machine.incarnation(),
             whole: following.is_some_and(|following| following.is_whole()),
             position: following.map_or(0, |following| following.position().0),
             connected: following.is_some_and(|following| following.is_connected()),
@@ -374,7 +333,7 @@ impl Standbys for StandbyService {
             wait_millis: following.map_or(0, |following| wait_millis(following)),
             silent_millis: following.map_or(0, |following| millis(following.silent())),
             primary_url: role.primary.unwrap_or_default(),
-            yielded: self.membership.has_yielded(),
+            yielded: machine.yielded(),
             named_term: role.named.0,
         }))
     }
@@ -390,25 +349,4 @@ fn wait_millis(following: &Following) -> u32 {
 
 fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// The revision above which a standby begins that takes the place of a primary by force; `None` without force.
-///
-/// # Errors
-/// Before the clock is there (R14).
-fn opens_at(micros: u64) -> Result<Option<Revision>, Status> {
-    if micros == 0 {
-        return Ok(None);
-    }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros());
-    if let Some(left) = u128::from(micros).checked_sub(now).filter(|left| *left > 0) {
-        return Err(precondition(format!("it opens in {:.1} s (R14)", left as f64 / 1e6)));
-    }
-    Ok(i64::try_from(micros).ok().and_then(|micros| micros.checked_shl(SLOT_BITS)).map(Revision))
-}
-
-fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {
-    ids.sort_unstable();
-    ids.dedup();
-    ids
 }

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use kindred_partition_config::ids::Term;
@@ -17,7 +17,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     MemberId, Position,
     follower::{Follower, NotDone},
-    role::{Does, Role, RoleError},
+    member::{At, MemberMachine, Standby},
+    role::{Role, RoleError},
 };
 
 /// A member.
@@ -28,14 +29,10 @@ pub struct Membership {
     pub run: u64,
     /// Where the role is kept; a store without a directory has no standbys.
     directory: Option<PathBuf>,
-    /// The role. Whoever changes it holds the lock until the change is on disk.
-    pub role: tokio::sync::Mutex<Role>,
-    /// Whether the role lets it serve.
+    /// Whoever makes a call holds the lock until it has come to its end.
+    pub machine: tokio::sync::Mutex<MemberMachine>,
+    /// What others see of the machine.
     serves: AtomicBool,
-    /// Whether it executes nothing so that a standby can take its place.
-    yielded: AtomicBool,
-    /// Whether it was started as a primary whose standbys may have been promoted since, and nobody has said otherwise.
-    in_doubt: AtomicBool,
     incarnation: Arc<AtomicU64>,
     /// Cancelled when another member is the primary: this process is to end, and follows when it is started again.
     pub superseded: CancellationToken,
@@ -53,16 +50,14 @@ impl Membership {
         incarnation: u64,
         following: Option<Arc<Following>>,
     ) -> Self {
-        let serves = role.does == Does::Primary;
+        let machine = MemberMachine::start(id_of(member_id), role, incarnation);
         Self {
-            id: id_of(member_id),
+            id: machine.id().clone(),
             run: random().max(1),
             directory,
-            serves: AtomicBool::new(serves),
-            yielded: AtomicBool::new(false),
-            in_doubt: AtomicBool::new(serves && !role.counted.is_empty()),
-            role: tokio::sync::Mutex::new(role),
+            serves: AtomicBool::new(machine.serves()),
             incarnation: Arc::new(AtomicU64::new(incarnation)),
+            machine: tokio::sync::Mutex::new(machine),
             superseded: CancellationToken::new(),
             following,
         }
@@ -72,27 +67,6 @@ impl Membership {
     #[must_use]
     pub fn serves(&self) -> bool {
         self.serves.load(Ordering::Acquire)
-    }
-
-    #[must_use]
-    pub fn in_doubt(&self) -> bool {
-        self.in_doubt.load(Ordering::Acquire)
-    }
-
-    /// Somebody who knows the record has said that it is the primary.
-    pub fn confirmed(&self) {
-        self.in_doubt.store(false, Ordering::Release);
-        self.yielded.store(false, Ordering::Release);
-    }
-
-    /// It executes nothing from now on, until it is confirmed.
-    pub fn yields(&self) {
-        self.yielded.store(true, Ordering::Release);
-    }
-
-    #[must_use]
-    pub fn has_yielded(&self) -> bool {
-        self.yielded.load(Ordering::Acquire)
     }
 
     #[must_use]
@@ -118,24 +92,34 @@ impl Membership {
         self.directory.as_ref()
     }
 
-    /// Keeps a role and puts it in force.
+    /// Keeps a role on disk.
     ///
     /// # Errors
-    /// When the disk refuses; then nothing has changed.
-    pub async fn keep(&self, role: &mut Role, new: Role) -> Result<(), RoleError> {
-        if let Some(directory) = self.directory.clone() {
-            let kept = new.clone();
-            let written = tokio::task::spawn_blocking(move || kept.write(&directory)).await;
-            written.unwrap_or_else(|lost| std::panic::resume_unwind(lost.into_panic()))?;
-        }
-        self.serves.store(new.does == Does::Primary, Ordering::Release);
-        *role = new;
-        Ok(())
+    /// When the disk refuses.
+    pub async fn keep(&self, role: Role) -> Result<(), RoleError> {
+        let Some(directory) = self.directory.clone() else { return Ok(()) };
+        let written = tokio::task::spawn_blocking(move || role.write(&directory)).await;
+        written.unwrap_or_else(|lost| std::panic::resume_unwind(lost.into_panic()))
     }
 
-    /// The member has taken the primary's place, as this incarnation.
-    pub fn promoted(&self, incarnation: u64) {
-        self.incarnation.store(incarnation, Ordering::Release);
+    /// Has the machine decide something as of now.
+    pub fn decide<T>(
+        &self,
+        machine: &mut MemberMachine,
+        decide: impl FnOnce(&mut MemberMachine, &mut At<'_>) -> T,
+    ) -> T {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros());
+        let wall_micros = u64::try_from(wall).unwrap_or(u64::MAX);
+        let decided = match &self.following {
+            None => decide(machine, &mut At { wall_micros, standby: None }),
+            Some(following) => following.with(|follower, now| {
+                let whole = following.is_whole();
+                decide(machine, &mut At { wall_micros, standby: Some(Standby { follower, whole, now }) })
+            }),
+        };
+        self.serves.store(machine.serves(), Ordering::Release);
+        self.incarnation.store(machine.incarnation(), Ordering::Release);
+        decided
     }
 }
 
@@ -199,14 +183,6 @@ impl Following {
         self.with(|follower, now| follower.received(term, batch, now))
     }
 
-    /// See [`Follower::prepare`].
-    ///
-    /// # Errors
-    /// When a higher term was promised.
-    pub fn prepare(&self, term: Term) -> Result<(), NotDone> {
-        self.with(|follower, _| follower.prepare(term))
-    }
-
     /// See [`Follower::may_be_promoted`].
     ///
     /// # Errors
@@ -218,14 +194,6 @@ impl Following {
     #[must_use]
     pub fn term(&self) -> Term {
         self.with(|follower, _| follower.term())
-    }
-
-    /// See [`Follower::is_prepared_for`].
-    ///
-    /// # Errors
-    /// When it is not.
-    pub fn is_prepared_for(&self, term: Term) -> Result<(), NotDone> {
-        self.with(|follower, _| follower.is_prepared_for(term))
     }
 
     #[must_use]

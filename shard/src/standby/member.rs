@@ -1,0 +1,334 @@
+//! What a member decides when it is told of the record (R18, R19, R20): which calls it refuses, and in which order the rest
+//! happens. There is no I/O and no clock here: the caller brings a call through its [`Act`]s, one after the other, and one
+//! call at a time. A call whose act fails ends there; whatever was done until then is safe, and the call may be repeated.
+
+use std::{collections::VecDeque, time::Duration};
+
+use kindred_partition_config::ids::{Revision, SLOT_BITS, Term};
+
+use super::{
+    MemberId,
+    follower::{Follower, NotDone},
+    role::{Does, Role},
+    shipping::NotCounted,
+};
+
+/// What a member is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// Everything waits for these standbys, and for no other. `recorded`: the record says so, and that this is the primary.
+    Count { term: Term, members: Vec<MemberId>, recorded: bool },
+    /// Nothing is executed any more, so that a standby can take over.
+    Yield { term: Term },
+    /// Nothing is acknowledged any more, so that this standby can take over. Without a name any member may be meant.
+    Prepare { term: Term, member: Option<MemberId> },
+    /// The record names this standby as the primary. `yielded`: its former primary had yielded before.
+    Promote { term: Term, incarnation_above: u64, yielded: bool, forced_opens_at_micros: Option<u64> },
+    /// Another member is the primary.
+    Supersede { term: Term, primary: String, started_as: Option<String> },
+}
+
+/// What is to be done for a call, before anything else happens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// The role is to be on disk.
+    Keep(Role),
+    /// The incarnation is to be on disk.
+    KeepIncarnation(u64),
+    /// The loop is to wait for these standbys.
+    Count { ids: Vec<MemberId>, recorded: bool },
+    /// The loop is to execute nothing any more.
+    Yield,
+    /// Everything received is to be handed to the loop and nothing else any more, and the loop is to go on in the primary's
+    /// place. Its primary may have shown everything below `behind`.
+    TakeOver { behind: Option<Revision> },
+    /// The loop is to refuse everything.
+    Refuse,
+    /// The process is to end.
+    End,
+}
+
+/// How an act went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Done {
+    Done,
+    /// The loop does not wait for these standbys.
+    NotCounted(NotCounted),
+}
+
+/// Why a member does not do what it is told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error(transparent)]
+    NotDone(#[from] NotDone),
+    #[error(transparent)]
+    NotCounted(#[from] NotCounted),
+    #[error("this member is not the primary")]
+    NotPrimary,
+    #[error("this member is the primary of term {0}")]
+    IsPrimary(Term),
+    #[error("this member is no standby")]
+    NotStandby,
+    #[error("this is member {is}, not {asked}")]
+    Another { is: MemberId, asked: MemberId },
+    #[error("this standby has no whole copy on its disk yet")]
+    NotWhole,
+    #[error("no standby of this primary counts")]
+    NoneCounts,
+    #[error("it opens in {:.1} s (R14)", .left.as_secs_f64())]
+    Opens { left: Duration },
+}
+
+/// What a member knows at a moment besides its role.
+#[derive(Debug)]
+pub struct At<'a> {
+    /// The wall clock, in microseconds since the Unix epoch.
+    pub wall_micros: u64,
+    /// In a process that was started as a standby.
+    pub standby: Option<Standby<'a>>,
+}
+
+/// What a standby knows at a moment.
+#[derive(Debug)]
+pub struct Standby<'a> {
+    pub follower: &'a mut Follower,
+    /// Whether a whole copy is on its disk.
+    pub whole: bool,
+    /// By the clock of the follower.
+    pub now: Duration,
+}
+
+/// A call under way.
+#[derive(Debug)]
+pub struct Doing {
+    acts: VecDeque<Act>,
+    /// Promised when the acts are done.
+    prepares: Option<Term>,
+    /// Kept again when the loop does not count; then the call is refused.
+    former: Option<Role>,
+    refused: Option<Refusal>,
+}
+
+impl Doing {
+    fn new(acts: impl IntoIterator<Item = Act>) -> Self {
+        Self { acts: acts.into_iter().collect(), prepares: None, former: None, refused: None }
+    }
+
+    /// What is to be done next; `None` when the call has come to its end.
+    #[must_use]
+    pub fn act(&self) -> Option<&Act> {
+        self.acts.front()
+    }
+}
+
+/// A member.
+#[derive(Debug, Clone)]
+pub struct MemberMachine {
+    id: MemberId,
+    /// As it is on disk.
+    role: Role,
+    /// Whether it was started as a primary whose standbys may have been promoted since, and nobody has said otherwise.
+    in_doubt: bool,
+    /// Whether it executes nothing so that a standby can take its place.
+    yielded: bool,
+    incarnation: u64,
+}
+
+impl MemberMachine {
+    /// A member whose process starts, with what its disk has.
+    #[must_use]
+    pub fn start(id: MemberId, role: Role, incarnation: u64) -> Self {
+        let in_doubt = role.does == Does::Primary && !role.counted.is_empty();
+        Self { id, role, in_doubt, yielded: false, incarnation }
+    }
+
+    #[must_use]
+    pub fn id(&self) -> &MemberId {
+        &self.id
+    }
+
+    #[must_use]
+    pub fn role(&self) -> &Role {
+        &self.role
+    }
+
+    /// Whether it may serve, as far as its role goes.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.role.does == Does::Primary
+    }
+
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt
+    }
+
+    #[must_use]
+    pub fn yielded(&self) -> bool {
+        self.yielded
+    }
+
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The term in which standbys may follow; `None` if this member is none whom they could follow.
+    #[must_use]
+    pub fn may_be_followed(&self) -> Option<Term> {
+        (self.serves() && !self.in_doubt).then_some(self.role.term)
+    }
+
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// When the call is refused; then nothing has changed.
+    pub fn begin(&self, call: Call, at: &mut At<'_>) -> Result<Doing, Refusal> {
+        match call {
+            Call::Count { term, members, recorded } => self.count(term, members, recorded),
+            Call::Yield { term } => self.r#yield(term),
+            Call::Prepare { term, member } => self.prepare(term, member, at),
+            Call::Promote { term, incarnation_above, yielded, forced_opens_at_micros } => {
+                self.promote(term, incarnation_above, yielded, forced_opens_at_micros, at)
+            }
+            Call::Supersede { term, primary, started_as } => self.supersede(term, primary, started_as),
+        }
+    }
+
+    /// The act of a call is done. Its next one is to be done then.
+    ///
+    /// # Errors
+    /// When the call ends with a refusal.
+    pub fn done(&mut self, doing: &mut Doing, done: Done, at: &mut At<'_>) -> Result<(), Refusal> {
+        match (doing.acts.pop_front(), done) {
+            (Some(Act::Count { .. }), Done::NotCounted(why)) => {
+                doing.refused = Some(why.into());
+                doing.acts = doing.former.take().map(Act::Keep).into_iter().collect();
+            }
+            (Some(Act::Count { recorded: true, .. }), _) => {
+                (self.in_doubt, self.yielded) = (false, false);
+            }
+            (Some(Act::Keep(role)), _) => self.role = role,
+            (Some(Act::KeepIncarnation(incarnation)), _) => self.incarnation = incarnation,
+            (Some(Act::Yield), _) => self.yielded = true,
+            _ => {}
+        }
+        self.settle(doing, at)
+    }
+
+    fn settle(&self, doing: &mut Doing, at: &mut At<'_>) -> Result<(), Refusal> {
+        if !doing.acts.is_empty() {
+            return Ok(());
+        }
+        if let (Some(term), Some(standby)) = (doing.prepares.take(), &mut at.standby) {
+            standby.follower.prepare(term)?;
+        }
+        doing.refused.take().map_or(Ok(()), Err)
+    }
+
+    /// Refuses a term that is over.
+    fn check(&self, asked: Term) -> Result<(), Refusal> {
+        if asked < self.role.term {
+            return Err(NotDone::Over { asked, seen: self.role.term }.into());
+        }
+        Ok(())
+    }
+
+    fn check_primary(&self, asked: Term) -> Result<(), Refusal> {
+        self.check(asked)?;
+        if self.serves() { Ok(()) } else { Err(Refusal::NotPrimary) }
+    }
+
+    fn count(&self, term: Term, members: Vec<MemberId>, recorded: bool) -> Result<Doing, Refusal> {
+        self.check_primary(term)?;
+        // On disk are at any time at least those that may be promoted: after a restart it waits for them (R20).
+        let all = sorted(members.iter().chain(&self.role.counted).cloned().collect());
+        let before = Role { term, counted: all, ..self.role.clone() };
+        let former = Role { counted: self.role.counted.clone(), ..before.clone() };
+        let named = if recorded { term } else { self.role.named };
+        let after = Role { named, counted: sorted(members.clone()), ..before.clone() };
+        let acts = [Act::Keep(before), Act::Count { ids: members, recorded }, Act::Keep(after)];
+        Ok(Doing { former: Some(former), ..Doing::new(acts) })
+    }
+
+    fn r#yield(&self, term: Term) -> Result<Doing, Refusal> {
+        self.check_primary(term)?;
+        // A restart forgets that it has yielded, and is in doubt instead: that needs a standby that counts.
+        if self.role.counted.is_empty() {
+            return Err(Refusal::NoneCounts);
+        }
+        Ok(Doing::new([Act::Keep(Role { term, ..self.role.clone() }), Act::Yield]))
+    }
+
+    fn prepare(&self, term: Term, member: Option<MemberId>, at: &mut At<'_>) -> Result<Doing, Refusal> {
+        self.check(term)?;
+        let standby = at.standby.as_ref().ok_or(Refusal::NotStandby)?;
+        if let Some(asked) = member.filter(|asked| *asked != self.id) {
+            return Err(Refusal::Another { is: self.id.clone(), asked });
+        }
+        if self.role.does != Does::Standby {
+            return Err(Refusal::NotStandby);
+        }
+        if !standby.whole {
+            return Err(Refusal::NotWhole);
+        }
+        // The promise is on disk before it is given.
+        let promised =
+            (standby.follower.term() < term).then(|| Act::Keep(Role { term, ..self.role.clone() }));
+        let mut doing = Doing { prepares: Some(term), ..Doing::new(promised) };
+        self.settle(&mut doing, at)?;
+        Ok(doing)
+    }
+
+    fn promote(
+        &self,
+        term: Term,
+        incarnation_above: u64,
+        yielded: bool,
+        forced_opens_at_micros: Option<u64>,
+        at: &At<'_>,
+    ) -> Result<Doing, Refusal> {
+        self.check(term)?;
+        if self.serves() && self.role.term == term {
+            // It repeats the call.
+            return Ok(Doing::new([]));
+        }
+        let standby = at.standby.as_ref().ok_or(Refusal::NotStandby)?;
+        match yielded {
+            true => standby.follower.is_prepared_for(term)?,
+            false => standby.follower.may_be_promoted(term, standby.now)?,
+        }
+        let behind = opens_at(forced_opens_at_micros, at.wall_micros)?;
+        let incarnation = self.incarnation.max(incarnation_above).saturating_add(1);
+        let primary = Role { term, named: term, ..Role::alone() };
+        Ok(Doing::new([Act::TakeOver { behind }, Act::KeepIncarnation(incarnation), Act::Keep(primary)]))
+    }
+
+    fn supersede(&self, term: Term, primary: String, started_as: Option<String>) -> Result<Doing, Refusal> {
+        self.check(term)?;
+        if self.serves() && self.role.term == term && !self.in_doubt {
+            return Err(Refusal::IsPrimary(term));
+        }
+        let does = if self.serves() { Does::Superseded } else { self.role.does };
+        let superseded = Role { does, term, primary: Some(primary), started_as, ..Role::alone() };
+        Ok(Doing::new([Act::Refuse, Act::Keep(superseded), Act::End]))
+    }
+}
+
+/// The revision above which a standby begins that takes the place of a primary by force; `None` without force.
+fn opens_at(micros: Option<u64>, now: u64) -> Result<Option<Revision>, Refusal> {
+    let Some(micros) = micros else { return Ok(None) };
+    if let Some(left) = micros.checked_sub(now).filter(|left| *left > 0) {
+        return Err(Refusal::Opens { left: Duration::from_micros(left) });
+    }
+    Ok(i64::try_from(micros).ok().and_then(|micros| micros.checked_shl(SLOT_BITS)).map(Revision))
+}
+
+fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+#[cfg(test)]
+mod tests;
