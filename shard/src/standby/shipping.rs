@@ -444,7 +444,12 @@ impl Shipping {
             return Err(NotCounted(missing.clone()));
         }
         let others: Vec<MemberId> = self.primary.counted().filter(|id| !ids.contains(id)).cloned().collect();
-        others.iter().filter(|_| no_others).for_each(|id| self.primary.discount(id));
+        for id in others.iter().filter(|_| no_others) {
+            match self.standbys.iter().any(|standby| standby.id == *id) {
+                true => self.primary.discount(id),
+                false => self.primary.forget(id),
+            }
+        }
         ids.iter().for_each(|id| self.primary.count(id));
         Ok(())
     }
@@ -671,6 +676,22 @@ mod tests {
         }
         assert!(!world.follow("a", Some(Position(has))).1);
         assert!(!world.follow("b", Some(Position(has))).1, "it never had a copy");
+    }
+
+    #[test]
+    fn a_standby_that_is_taken_out_while_it_follows_can_count_again() {
+        let mut world = World::new();
+        let mut shipments = world.counted("a");
+        assert!(world.count(&[]).try_recv().is_ok());
+        world.put(1);
+        world.received("a", world.shipping.position());
+        let shown = world.shipping.show(world.now);
+        assert!(
+            shown[0].follows && !shown[0].counts && shown[0].silent < Duration::from_millis(9),
+            "{shown:?}"
+        );
+        assert_eq!(world.count(&["a"]).try_recv(), Ok(Ok(())));
+        assert!(shipments.try_recv().is_ok() && world.shipping.answers(world.now));
     }
 
     #[test]
