@@ -310,7 +310,8 @@ async fn open_standby(
     role: &Role,
 ) -> anyhow::Result<Opened> {
     let identity = Identity::random();
-    let following = Arc::new(Following::new(role.term));
+    // What its former life has promised binds no other member: it follows whoever is the primary.
+    let following = Arc::new(Following::new(Term(0)));
     let connector = Connector::new(ConnectOptions {
         tls: settings.standby_tls.load()?,
         secret: settings.secret.clone(),
@@ -325,7 +326,7 @@ async fn open_standby(
         slot: settings.slot,
     };
     let copied = following::start(target, following.clone()).context("standby")?;
-    let Copied { welcome, recovered, incoming } =
+    let Copied { primary, welcome, recovered, incoming } =
         copied.await.with_context(|| format!("--standby-of {primary}: {}", following.reason()))?;
     anyhow::ensure!(
         welcome.etcd_prefix == settings.etcd_prefix,

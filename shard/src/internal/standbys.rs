@@ -25,6 +25,7 @@ use crate::{
     standby::{
         MemberId, Position,
         follower::NotDone,
+        following::PRIMARY,
         member::{Act, Call, Done, MemberMachine},
         membership::{Following, Membership},
         role::{Does, RoleError},
@@ -44,6 +45,8 @@ pub struct Store {
     /// The `--standby-of` of this process.
     pub started_as: Option<String>,
 }
+
+type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowResponse, Status>> + Send>>;
 
 #[derive(Clone)]
 pub struct StandbyService {
@@ -78,8 +81,22 @@ impl StandbyService {
         answered.await.map_err(|_| stopped())
     }
 
-    /// Carries a call out, and brings the machine to what is to be answered.
-    async fn carry_out<T>(&self, call: Call, answer: impl FnOnce(&MemberMachine) -> T) -> Result<T, Status> {
+    /// Carries a call out, and brings the machine to what is to be answered. It comes to its end also when the caller has
+    /// gone: otherwise what the disk is still writing could replace what a later call keeps.
+    async fn carry_out<T: Send + 'static>(
+        &self,
+        call: Call,
+        answer: impl FnOnce(&MemberMachine) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let service = self.clone();
+        let done = tokio::spawn(async move { service.to_its_end(call, answer).await }).await;
+        done.unwrap_or_else(|lost| match lost.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(KvError::Stopped.into()),
+        })
+    }
+
+    async fn to_its_end<T>(&self, call: Call, answer: impl FnOnce(&MemberMachine) -> T) -> Result<T, Status> {
         let membership = &*self.membership;
         let mut machine = membership.machine.lock().await;
         let machine = &mut *machine;
@@ -133,9 +150,13 @@ impl StandbyService {
     /// Refuses whom this member cannot be the primary of.
     async fn check_follower(&self, begin: &pb::FollowBegin) -> Result<Term, Status> {
         let Store { name, slot, dense, .. } = &*self.store;
-        let Some(term) = self.membership.machine.lock().await.may_be_followed() else {
-            return Err(Status::unavailable("kindred: this member does not serve: follow its primary"));
-        };
+        let term = self.membership.machine.lock().await.may_be_followed().map_err(|primary| {
+            let mut status = Status::unavailable("kindred: this member does not serve: follow its primary");
+            if let Some(primary) = primary.and_then(|primary| primary.parse().ok()) {
+                status.metadata_mut().insert(PRIMARY, primary);
+            }
+            status
+        })?;
         if self.membership.directory().is_none() || *dense {
             return Err(precondition(
                 "a store without --data-dir, or with --revisions dense, has no standbys",
@@ -167,6 +188,11 @@ fn message(shipment: Shipment) -> pb::FollowResponse {
     pb::FollowResponse { says: Some(follow_response::Says::Shipment(shipment)) }
 }
 
+/// Tells a standby to begin anew, behind who says so: only a primary of its store in its own term or a later one may.
+fn anew(welcome: pb::FollowResponse, why: &str) -> Response<FollowStream> {
+    Response::new(Box::pin(tokio_stream::iter([Ok(welcome), Err(Status::out_of_range(why))])))
+}
+
 /// Tells the loop what a standby says, until it says nothing any more.
 async fn acknowledge(
     mut says: Streaming<pb::FollowRequest>,
@@ -190,7 +216,7 @@ async fn acknowledge(
 
 #[tonic::async_trait]
 impl Standbys for StandbyService {
-    type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowResponse, Status>> + Send>>;
+    type FollowStream = FollowStream;
 
     async fn follow(
         &self,
@@ -203,23 +229,6 @@ impl Standbys for StandbyService {
             return Err(Status::invalid_argument("kindred: Follow: the first message is not begin"));
         };
         let term = self.check_follower(&begin).await?;
-        // Nothing is in between: from the next change on everything is shipped.
-        self.member.handle.ship().await?;
-        let id = MemberId(begin.member);
-        let has = (begin.run == self.membership.run).then_some(Position(begin.position));
-        let (to, mut shipments) = mpsc::channel(MESSAGES_MAX);
-        let waiting = Arc::new(AtomicU64::new(0));
-        if begin.run != 0 && has.is_none() {
-            return Err(Status::out_of_range("kindred: the primary is another process: begin anew"));
-        }
-        let outlet = Outlet { to, waiting: waiting.clone() };
-        let asked = id.clone();
-        if !self.control(|answer| Said::Follow { id: asked, has, outlet, answer }).await? {
-            return Err(Status::out_of_range(
-                "kindred: the primary does not have what is missing: begin anew",
-            ));
-        }
-        tokio::spawn(acknowledge(says, self.member.clone(), id, waiting.clone()));
         let Store { identity, etcd_prefix, .. } = &*self.store;
         let welcome = pb::Welcome {
             store_uuid: identity.uuid.clone(),
@@ -231,6 +240,21 @@ impl Standbys for StandbyService {
             etcd_prefix: etcd_prefix.clone(),
         };
         let welcome = pb::FollowResponse { says: Some(follow_response::Says::Welcome(welcome)) };
+        // Nothing is in between: from the next change on everything is shipped.
+        self.member.handle.ship().await?;
+        let id = MemberId(begin.member);
+        let has = (begin.run == self.membership.run).then_some(Position(begin.position));
+        let (to, mut shipments) = mpsc::channel(MESSAGES_MAX);
+        let waiting = Arc::new(AtomicU64::new(0));
+        if begin.run != 0 && has.is_none() {
+            return Ok(anew(welcome, "kindred: the primary is another process: begin anew"));
+        }
+        let outlet = Outlet { to, waiting: waiting.clone() };
+        let asked = id.clone();
+        if !self.control(|answer| Said::Follow { id: asked, has, outlet, answer }).await? {
+            return Ok(anew(welcome, "kindred: the primary does not have what is missing: begin anew"));
+        }
+        tokio::spawn(acknowledge(says, self.member.clone(), id, waiting.clone()));
         let stopping = self.member.stopping.clone();
         let stream = futures_util::stream::poll_fn(move |cx| shipments.poll_recv(cx));
         let stream = futures_util::StreamExt::map(stream, move |shipment: Shipment| {
@@ -277,7 +301,7 @@ impl Standbys for StandbyService {
             request.into_inner();
         let forced_opens_at_micros = Some(forced_opens_at_micros).filter(|micros| *micros > 0);
         let call = Call::Promote { term: Term(term), incarnation_above, yielded, forced_opens_at_micros };
-        let answer = |machine: &MemberMachine| {
+        let answer = move |machine: &MemberMachine| {
             let incarnation = machine.incarnation();
             tracing::info!(term, incarnation, "this standby is the primary now");
             Response::new(pb::PromoteResponse { incarnation })

@@ -28,6 +28,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// message is acknowledged before.
 const TOGETHER: Duration = Duration::from_millis(5);
 
+/// In the refusal of a member that does not serve: the address of the primary, if it was told.
+pub const PRIMARY: &str = "kindred-primary";
+
 /// Whom a standby follows, and as whom.
 #[derive(Debug, Clone)]
 pub struct Target {
@@ -48,6 +51,8 @@ pub struct Incoming {
 /// A standby that has a copy: who the store is, the copy, and what comes behind it.
 #[derive(Debug)]
 pub struct Copied {
+    /// Where the primary is.
+    pub primary: Endpoint,
     pub welcome: pb::Welcome,
     pub recovered: Recovered,
     pub incoming: mpsc::Receiver<Incoming>,
@@ -64,7 +69,15 @@ pub fn start(target: Target, following: Arc<Following>) -> std::io::Result<onesh
         let stop = following.stop.clone();
         match runtime {
             Ok(runtime) => {
-                let follows = Follows { target, following, copied: Some(copied), incoming: None, run: 0 };
+                let follows = Follows {
+                    target,
+                    following,
+                    copied: Some(copied),
+                    incoming: None,
+                    told: None,
+                    run: 0,
+                    store: String::new(),
+                };
                 runtime.block_on(stop.run_until_cancelled_owned(follows.run()));
             }
             Err(error) => following.fail(format!("cannot start the standby's runtime: {error}")),
@@ -81,8 +94,11 @@ struct Follows {
     copied: Option<oneshot::Sender<Copied>>,
     /// Where everything behind it goes.
     incoming: Option<mpsc::Sender<Incoming>>,
-    /// The process of the primary from which everything is.
+    /// Another member that is said to be the primary, to be asked next.
+    told: Option<Endpoint>,
+    /// The process of the primary from which everything is, and its store.
     run: u64,
+    store: String,
 }
 
 /// Why a connection ended.
@@ -127,6 +143,7 @@ impl Follows {
                     }
                 }
                 Err(Ended::Lost(status)) => {
+                    self.is_told(&status);
                     if !std::mem::replace(&mut told, true) {
                         tracing::warn!(primary = %self.target.primary, error = status.message(), "no connection to the primary: tried again");
                     }
@@ -136,10 +153,18 @@ impl Follows {
         }
     }
 
+    /// Whoever does not serve may know who does. If that is not so, the former one is asked again.
+    fn is_told(&mut self, status: &Status) {
+        let told =
+            status.metadata().get(PRIMARY).and_then(|told| told.to_str().ok()?.parse::<Endpoint>().ok());
+        self.told = told.filter(|primary| *primary != self.target.primary);
+    }
+
     /// Follows until the connection ends.
     async fn connection(&mut self) -> Result<(), Ended> {
+        let primary = self.told.take().unwrap_or_else(|| self.target.primary.clone());
         let target = &self.target;
-        let channel = target.connector.router_channel(std::slice::from_ref(&target.primary));
+        let channel = target.connector.router_channel(std::slice::from_ref(&primary));
         let channel = channel.map_err(|error| Ended::Lost(Status::unavailable(error.to_string())))?;
         let mut client = StandbysClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let (says, requests) = mpsc::channel(64);
@@ -162,9 +187,16 @@ impl Follows {
             }
         };
         let term = Term(welcome.term);
+        // What is here is not given up for a store that lost its disk.
+        if has.is_some() && self.store != welcome.store_uuid {
+            return Err(Ended::Lost(Status::unavailable(
+                "this is another store than the one that was copied",
+            )));
+        }
         self.following.follow(term, has.unwrap_or_default())?;
         self.following.set_connected(true);
-        self.run = welcome.run;
+        (self.run, self.store) = (welcome.run, welcome.store_uuid.clone());
+        self.target.primary = primary;
         tracing::info!(primary = %self.target.primary, term = term.0, has = ?has, "following the primary");
         let mut copy = has.is_none().then(|| Recovered { copied: true, ..Recovered::default() });
         loop {
@@ -197,7 +229,8 @@ impl Follows {
         self.incoming = Some(to);
         if let Some(copied) = self.copied.take() {
             // If nobody waits, the process ends.
-            let _ = copied.send(Copied { welcome, recovered, incoming });
+            let primary = self.target.primary.clone();
+            let _ = copied.send(Copied { primary, welcome, recovered, incoming });
         }
     }
 

@@ -16,7 +16,8 @@ use super::{
 /// What a member is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// Everything waits for these standbys, and for no other. `recorded`: the record says so, and that this is the primary.
+    /// Everything waits for these standbys. `recorded`: the record says so, and that this is the primary; then it waits for
+    /// no other.
     Count { term: Term, members: Vec<MemberId>, recorded: bool },
     /// Nothing is executed any more, so that a standby can take over.
     Yield { term: Term },
@@ -173,10 +174,12 @@ impl MemberMachine {
         self.incarnation
     }
 
-    /// The term in which standbys may follow; `None` if this member is none whom they could follow.
-    #[must_use]
-    pub fn may_be_followed(&self) -> Option<Term> {
-        (self.serves() && !self.in_doubt).then_some(self.role.term)
+    /// The term in which standbys may follow.
+    ///
+    /// # Errors
+    /// If this member is none whom they could follow; then whom it takes for the primary, if it was told.
+    pub fn may_be_followed(&self) -> Result<Term, Option<String>> {
+        if self.serves() && !self.in_doubt { Ok(self.role.term) } else { Err(self.role.primary.clone()) }
     }
 
     /// Begins a call.
@@ -243,11 +246,12 @@ impl MemberMachine {
         self.check_primary(term)?;
         // On disk are at any time at least those that may be promoted: after a restart it waits for them (R20).
         let all = sorted(members.iter().chain(&self.role.counted).cloned().collect());
-        let before = Role { term, counted: all, ..self.role.clone() };
+        let before = Role { term, counted: all.clone(), ..self.role.clone() };
         let former = Role { counted: self.role.counted.clone(), ..before.clone() };
-        let named = if recorded { term } else { self.role.named };
-        let after = Role { named, counted: sorted(members.clone()), ..before.clone() };
-        let acts = [Act::Keep(before), Act::Count { ids: members, recorded }, Act::Keep(after)];
+        // Who does not know the record of this term takes nobody out: that record may name them.
+        let (named, ids) = if recorded { (term, sorted(members)) } else { (self.role.named, all) };
+        let after = Role { named, counted: ids.clone(), ..before.clone() };
+        let acts = [Act::Keep(before), Act::Count { ids, recorded }, Act::Keep(after)];
         Ok(Doing { former: Some(former), ..Doing::new(acts) })
     }
 
@@ -309,9 +313,11 @@ impl MemberMachine {
         if self.serves() && self.role.term == term && !self.in_doubt {
             return Err(Refusal::IsPrimary(term));
         }
+        // A standby serves nothing, and may be promoted if its disk does not take this.
+        let refuse = self.serves().then_some(Act::Refuse);
         let does = if self.serves() { Does::Superseded } else { self.role.does };
         let superseded = Role { does, term, primary: Some(primary), started_as, ..Role::alone() };
-        Ok(Doing::new([Act::Refuse, Act::Keep(superseded), Act::End]))
+        Ok(Doing::new(refuse.into_iter().chain([Act::Keep(superseded), Act::End])))
     }
 }
 
