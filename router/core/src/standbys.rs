@@ -114,9 +114,9 @@ impl Look {
 pub enum Wish {
     /// The standby at this address serves, and nothing is lost.
     Handover { to: String },
-    /// The standby at this address serves, whatever it lacks: the operator asserts that the primary is dead. It opens at
-    /// this time, in microseconds since the Unix epoch (R14).
-    Force { to: String, opens_at: u64 },
+    /// The standby at this address serves, whatever it lacks: the operator asserts that this primary is dead, and no other.
+    /// It opens at this time, in microseconds since the Unix epoch (R14).
+    Force { to: String, dead: MemberId, opens_at: u64 },
 }
 
 /// Something to do. All of it may be repeated.
@@ -340,7 +340,10 @@ impl<'a> Of<'a> {
             term: members.term,
             primary: url.clone(),
         };
-        decision.steps.extend(astray.iter().filter(|(_, said)| said.term <= members.term).map(tell));
+        let is_told = |(_, said): &&(&str, &Said)| {
+            said.term <= members.term && (said.role == Role::Primary || said.follows != url)
+        };
+        decision.steps.extend(astray.iter().filter(is_told).map(tell));
         if decision.trouble.is_none() {
             decision.trouble = self.lacks(members, primary);
         }
@@ -356,7 +359,7 @@ impl<'a> Of<'a> {
         let gone: Vec<&MemberId> = members
             .in_sync
             .iter()
-            .filter(|id| !self.is_wanted(id) || (lost(id) && !self.waits_on_loss()))
+            .filter(|id| !self.is_wanted(id, lost(id)) || (lost(id) && !self.waits_on_loss()))
             .collect();
         if !gone.is_empty() {
             let stay = members.in_sync.iter().filter(|id| !gone.contains(id)).cloned().collect();
@@ -368,26 +371,26 @@ impl<'a> Of<'a> {
             .filter(|follower| follower.follows && follower.whole && follower.silent < SUSPECT)
             .filter(|follower| self.is_sync() && self.is_known(&follower.id))
             .collect();
-        if self.waits_on_loss() && members.in_sync.iter().any(|id| lost(&id)) && !ready.is_empty() {
-            // One that begins anew takes the place of the one that it was. The primary counts that one until then, so it
-            // acknowledges nothing meanwhile.
-            return self.write(members.term, self.next, MembersChange::InSync(Vec::new()));
-        }
         let counted: Vec<&MemberId> =
             primary.counted.iter().filter(|id| !members.in_sync.contains(id)).collect();
         let added = ready.iter().filter(|follower| counted.contains(&&follower.id) && follower.has_shown);
         let added: Vec<MemberId> = added.map(|follower| follower.id.clone()).collect();
         if !added.is_empty() && primary.term > members.term {
-            let all = members.in_sync.iter().cloned().chain(added).collect();
+            // One that begins anew takes the place of the one that it was. The primary counts that one until then, so it
+            // acknowledges nothing meanwhile.
+            let mut replaced = added.len();
+            let stays = |id: &&MemberId| {
+                let goes = lost(id) && replaced > 0;
+                replaced -= usize::from(goes);
+                !goes
+            };
+            let stay = members.in_sync.iter().filter(stays).cloned();
+            let all = stay.chain(added).collect();
             return self.write(members.term, primary.term, MembersChange::InSync(all));
-        }
-        if !added.is_empty() {
-            // The primary is to know of the record's next term before that is written.
-            return Decision::step(Step::Count { url, term: self.next, members: added, recorded: false });
         }
         let news: Vec<MemberId> = ready
             .iter()
-            .filter(|follower| !primary.counted.contains(&follower.id))
+            .filter(|follower| !primary.counted.contains(&follower.id) || added.contains(&follower.id))
             .map(|follower| follower.id.clone())
             .collect();
         if !news.is_empty() {
@@ -395,10 +398,15 @@ impl<'a> Of<'a> {
         }
         let catching_up = counted.iter().all(|id| ready.iter().any(|follower| follower.id == **id));
         let all_count = members.in_sync.iter().all(|id| primary.counted.contains(id));
+        if all_count && primary.term < members.term {
+            // A standby that was to be promoted, and was not, follows nobody in an earlier term.
+            let (term, members) = (members.term, primary.counted.clone());
+            return Decision::step(Step::Count { url, term, members, recorded: true });
+        }
         if all_count && (counted.is_empty() || catching_up) {
             return Decision { hurry: !counted.is_empty(), ..Decision::default() };
         }
-        if self.waits_on_loss() && members.in_sync.is_empty() && news.is_empty() {
+        if self.waits_on_loss() && members.in_sync.is_empty() {
             // Nobody counts by the record, and nobody can be promoted; the primary waits for those that it has lost.
             return Decision::default();
         }
@@ -418,14 +426,22 @@ impl<'a> Of<'a> {
         self.fresh.iter().any(wanted)
     }
 
-    /// Whether a member is one of the standbys that the store is to have, as far as that is known.
-    fn is_wanted(&self, id: &MemberId) -> bool {
+    /// Whether a member is one of the standbys that the store is to have, as far as that is known. One that is lost may be
+    /// another one's former life.
+    fn is_wanted(&self, id: &MemberId, lost: bool) -> bool {
         let Some(config) = self.config().filter(|config| config.mode == StandbyMode::Sync) else {
             return false;
         };
         let at =
             self.looks.iter().find(|(_, look)| look.said.as_ref().is_some_and(|(_, said)| said.id == *id));
-        at.is_none_or(|(url, _)| config.endpoints.contains(url))
+        match at {
+            Some((url, _)) => config.endpoints.contains(url),
+            None => {
+                let few = |members: &Members| members.in_sync.len() <= config.endpoints.len();
+                let unknown = !lost && config.endpoints.iter().any(|url| self.at(url).is_none());
+                unknown || self.store.members.as_ref().is_none_or(few)
+            }
+        }
     }
 
     /// Members that are to hear who the primary is: another that takes itself for one, and those that look for it elsewhere.
@@ -436,8 +452,9 @@ impl<'a> Of<'a> {
                 && said.id != members.primary
                 && match said.role {
                     Role::Primary => true,
+                    // It follows nobody in an earlier term than its own. A former primary may still send to it.
                     Role::Standby => {
-                        !said.connected && !follows && said.follows != url && said.silent >= SUSPECT
+                        !follows && (said.follows != url || (!said.connected && said.term > primary.term))
                     }
                     Role::Superseded => false,
                 }
@@ -479,10 +496,12 @@ impl<'a> Of<'a> {
         };
         let follower = primary.followers.iter().find(|follower| follower.id == standby.id);
         let doing = format!("{url} hands over to {to}");
-        if standby.prepared.is_some() && standby.term > members.term && primary.yielded {
+        // In a later term than the record's it refuses a count by that record, which would end the yielding.
+        let yielded = primary.yielded && primary.term > members.term;
+        if standby.prepared.is_some() && standby.term > members.term && yielded {
             return self.promote(members, to, standby, None).but(doing);
         }
-        if !primary.yielded {
+        if !yielded {
             return Decision::step(Step::Yield { url, term: self.next }).but(doing);
         }
         if follower.is_none_or(|follower| follower.behind > 0) {
@@ -502,8 +521,8 @@ impl<'a> Of<'a> {
         if self.candidate(members).is_some() {
             return self.lost(members);
         }
-        if let Some(Wish::Force { to, .. }) = self.wish
-            && to == url
+        if let Some(Wish::Force { to, dead, .. }) = self.wish
+            && (to, dead) == (&url.to_owned(), &primary.id)
             && (primary.term > members.term || !members.in_sync.is_empty())
         {
             return self.write(members.term, self.next, MembersChange::InSync(Vec::new()));
@@ -511,7 +530,8 @@ impl<'a> Of<'a> {
         let is_known = addresses(self.store).iter().all(|url| self.at(url).is_some());
         let since = self.looks.get(url).and_then(|look| look.held).unwrap_or(self.now);
         let waited = self.now.saturating_sub(since) >= IN_DOUBT;
-        if primary.term > members.term && !is_known {
+        // A count that no record followed leaves a later term too, and no trace elsewhere.
+        if primary.named > members.term && !is_known {
             return Decision::waits(
                 format!(
                     "its primary has restarted and knows of a later term than the record: a member that does not answer may \
@@ -579,7 +599,11 @@ impl<'a> Of<'a> {
     /// Nobody who has everything is there: an operator may promote one that lacks something.
     fn forced(&self, members: &Members, why: &str) -> Decision {
         let name = &self.store.name;
-        let Some(Wish::Force { to, opens_at }) = self.wish else {
+        let wish = self.wish.and_then(|wish| match wish {
+            Wish::Force { to, dead, opens_at } if *dead == members.primary => Some((to, opens_at)),
+            _ => None,
+        });
+        let Some((to, opens_at)) = wish else {
             let primary = self.store.endpoints.first().map_or("", String::as_str);
             let text = format!(
                 "{primary} is lost ({why}), and no standby in sync is there. If its process is dead for good, run kindred store \
@@ -602,3 +626,6 @@ impl<'a> Of<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

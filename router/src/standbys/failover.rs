@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_partition_config::ids::StoreName;
+use kindred_partition_config::ids::{MemberId, StoreName};
 use kindred_partition_config::state::StoreObject;
 use kindred_partition_config::validate::FieldError;
 use kindred_router_core::clock_offset::MAX_OFFSET_MICROS;
@@ -88,7 +88,10 @@ impl FailoverBody {
             return Err(field("to", message, what_to_do));
         }
         let primary = object.endpoints.first().map_or("", String::as_str);
-        let lives = said(primary).is_some_and(|said| said.role == Role::Primary && !said.in_doubt);
+        // Another one there is one that lost its disk.
+        let is_it = |id: &MemberId| object.members.as_ref().is_none_or(|record| record.primary == *id);
+        let lives =
+            said(primary).is_some_and(|said| said.role == Role::Primary && !said.in_doubt && is_it(&said.id));
         if lives {
             let message = format!("the primary at {primary} lives");
             return Err(field(
@@ -102,7 +105,12 @@ impl FailoverBody {
                 "the clocks of the stores are not known yet: try again in some seconds".to_owned(),
             )
         })?;
-        Ok(Wish::Force { to, opens_at: now.saturating_add(2 * MAX_OFFSET_MICROS) })
+        let Some(dead) = object.members.as_ref().map(|record| record.primary.clone()) else {
+            return Err(ApiError::Unavailable(
+                "the members of the store are not known yet: try again".to_owned(),
+            ));
+        };
+        Ok(Wish::Force { to, dead, opens_at: now.saturating_add(2 * MAX_OFFSET_MICROS) })
     }
 
     /// Has a standby serve, and waits until this router uses it.

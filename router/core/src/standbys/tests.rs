@@ -1,0 +1,392 @@
+//! Each branch of [`decide`], by an example.
+
+use kindred_partition_config::map::StoreIdx;
+use kindred_partition_config::parse::parse_config;
+use kindred_partition_config::state::ClusterState;
+
+use super::*;
+
+const A: &str = "http://a:1";
+const B: &str = "http://b:1";
+const C: &str = "http://c:1";
+const MS: Duration = Duration::from_millis(1);
+const NOW: Duration = Duration::from_secs(100);
+
+fn id(name: &str) -> MemberId {
+    MemberId(name.to_owned())
+}
+
+fn ids(names: &[&str]) -> Vec<MemberId> {
+    names.iter().map(|name| id(name)).collect()
+}
+
+/// A store whose primary is at `a`, with a record of this term if it is not 0.
+fn store(term: u64, in_sync: &[&str], config: &str) -> StoreObject {
+    let text =
+        format!("default: a\nstores: [{{name: a, slot: 1, endpoints: [\"{A}\"], standby: {{{config}}}}}]\n");
+    let state = ClusterState::bootstrap(&parse_config(&text).unwrap()).unwrap();
+    let mut store = state.stores[0].clone();
+    let members = Members { term: Term(term), primary: id("a"), in_sync: ids(in_sync), forced: None };
+    store.members = (term > 0).then_some(members);
+    store
+}
+
+fn alone() -> String {
+    format!("endpoints: [\"{B}\", \"{C}\"]")
+}
+
+fn waits() -> String {
+    format!("endpoints: [\"{B}\", \"{C}\"], onLoss: wait")
+}
+
+fn primary(name: &str, term: u64, counted: &[&str]) -> Said {
+    Said {
+        id: id(name),
+        role: Role::Primary,
+        term: Term(term),
+        named: Term(term),
+        incarnation: 4,
+        in_doubt: false,
+        yielded: false,
+        counted: ids(counted),
+        followers: Vec::new(),
+        whole: false,
+        connected: false,
+        prepared: None,
+        silent: Duration::ZERO,
+        follows: String::new(),
+    }
+}
+
+fn standby(name: &str, term: u64) -> Said {
+    let (role, connected, follows) = (Role::Standby, true, A.to_owned());
+    Said { role, connected, follows, whole: true, counted: Vec::new(), ..primary(name, term, &[]) }
+}
+
+fn follower(name: &str) -> Follower {
+    let (follows, whole, has_shown) = (true, true, true);
+    Follower { id: id(name), follows, whole, has_shown, behind: 0, silent: 10 * MS }
+}
+
+fn silent(name: &str) -> Follower {
+    Follower { follows: false, silent: SUSPECT, ..follower(name) }
+}
+
+/// What a router knows: the members that have just answered.
+fn looks(said: &[(&str, &Said)]) -> BTreeMap<String, Look> {
+    let mut looks: BTreeMap<String, Look> =
+        [A, B, C].into_iter().map(|url| (url.to_owned(), Look::default())).collect();
+    for (url, said) in said {
+        looks.entry((*url).to_owned()).or_default().answered(NOW, (*said).clone());
+    }
+    looks
+}
+
+fn decided(store: &StoreObject, said: &[(&str, &Said)]) -> Decision {
+    decide(store, &looks(said), NOW, None)
+}
+
+fn steps(store: &StoreObject, said: &[(&str, &Said)]) -> Vec<Step> {
+    decided(store, said).steps
+}
+
+fn write(read: u64, term: u64, change: MembersChange) -> Vec<Step> {
+    vec![Step::Write { read: Term(read), term: Term(term), change }]
+}
+
+fn in_sync(read: u64, term: u64, names: &[&str]) -> Vec<Step> {
+    write(read, term, MembersChange::InSync(ids(names)))
+}
+
+fn count(term: u64, names: &[&str], recorded: bool) -> Vec<Step> {
+    vec![Step::Count { url: A.to_owned(), term: Term(term), members: ids(names), recorded }]
+}
+
+fn prepare(url: &str, term: u64, name: &str) -> Vec<Step> {
+    vec![Step::Prepare { url: url.to_owned(), term: Term(term), member: id(name) }]
+}
+
+// ---- the first record
+
+#[test]
+fn the_first_record_names_who_serves() {
+    let store = store(0, &[], &alone());
+    let begin = || MembersChange::Begin(id("a"));
+    assert_eq!(steps(&store, &[(A, &primary("a", 0, &[]))]), write(0, 1, begin()));
+    assert_eq!(steps(&store, &[(B, &standby("b", 0))]), [], "nobody serves");
+    // The record is lost.
+    let doubts = Said { in_doubt: true, ..primary("a", 5, &["b"]) };
+    assert_eq!(
+        steps(&store, &[(A, &doubts), (B, &standby("b", 5))]),
+        [],
+        "one of them may have been promoted"
+    );
+    let all = [(A, &doubts), (B, &standby("b", 5)), (C, &standby("c", 5))];
+    assert_eq!(steps(&store, &all), write(0, 6, begin()));
+    let all = [(A, &doubts), (B, &primary("b", 7, &[])), (C, &standby("c", 5))];
+    assert_eq!(steps(&store, &all), []);
+}
+
+#[test]
+fn r19_a_record_that_is_behind_its_members_adopts_who_serves() {
+    let store = store(4, &[], &alone());
+    let adopted = MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
+    assert_eq!(
+        steps(&store, &[(A, &primary("a", 4, &[])), (B, &primary("b", 6, &[]))]),
+        write(4, 7, adopted)
+    );
+}
+
+// ---- a primary that serves
+
+#[test]
+fn r19_a_standby_counts_before_the_record_names_it() {
+    let store = store(4, &[], &alone());
+    let said = |term, counted: &[&str], follower: Follower| Said {
+        followers: vec![follower],
+        ..primary("a", term, counted)
+    };
+    let b = standby("b", 4);
+    let with = |a: &Said| steps(&store, &[(A, a), (B, &b)]);
+    assert_eq!(with(&said(4, &[], Follower { whole: false, ..follower("b") })), []);
+    assert_eq!(with(&said(4, &[], silent("b"))), []);
+    assert_eq!(with(&said(4, &[], follower("b"))), count(5, &["b"], false));
+    assert_eq!(with(&said(5, &["b"], Follower { has_shown: false, ..follower("b") })), []);
+    assert_eq!(with(&said(5, &["b"], follower("b"))), in_sync(4, 5, &["b"]));
+    // A call that was late has counted it in the term of another record: only a later term may name it.
+    assert_eq!(with(&said(4, &["b"], follower("b"))), count(5, &["b"], false));
+    assert_eq!(
+        steps(&store, &[(A, &said(4, &[], follower("d"))), (B, &b)]),
+        [],
+        "it is not one of the store's"
+    );
+}
+
+#[test]
+fn r19_a_primary_continues_alone_only_after_the_record() {
+    let a = |term| Said { followers: vec![silent("b")], ..primary("a", term, &["b"]) };
+    let with = |store: &StoreObject, a: &Said| steps(store, &[(A, a)]);
+    assert_eq!(with(&store(4, &["b"], &alone()), &a(4)), in_sync(4, 5, &[]));
+    assert_eq!(with(&store(5, &[], &alone()), &a(4)), count(5, &[], true));
+    assert_eq!(with(&store(5, &[], &alone()), &a(6)), in_sync(5, 7, &[]), "it refuses the record's term");
+    // It is to wait.
+    assert_eq!(with(&store(4, &["b"], &waits()), &a(4)), []);
+    assert_eq!(with(&store(4, &[], &waits()), &a(4)), []);
+}
+
+#[test]
+fn r19_who_begins_anew_takes_the_place_of_its_former_life_in_one_step() {
+    let store = store(4, &["b", "c"], &waits());
+    let a = |term, counted: &[&str]| Said {
+        followers: vec![silent("b"), follower("b2"), follower("c")],
+        ..primary("a", term, counted)
+    };
+    let (b2, c) = (standby("b2", 4), standby("c", 4));
+    let with = |a: &Said| steps(&store, &[(A, a), (B, &b2), (C, &c)]);
+    assert_eq!(with(&a(4, &["b", "c"])), count(5, &["b", "c", "b2"], false));
+    assert_eq!(with(&a(5, &["b", "b2", "c"])), in_sync(4, 5, &["c", "b2"]), "it waits until then");
+    // The other one alone does not end the waiting.
+    let a = Said { followers: vec![silent("b"), follower("c")], ..primary("a", 4, &["b", "c"]) };
+    assert_eq!(steps(&store, &[(A, &a), (C, &c)]), []);
+}
+
+#[test]
+fn standbys_that_are_not_configured_leave_the_record() {
+    let one = format!("endpoints: [\"{C}\"]");
+    let store_of = |config: &str| store(4, &["b", "c"], config);
+    let a = Said { followers: vec![follower("b"), follower("c")], ..primary("a", 4, &["b", "c"]) };
+    let c = standby("c", 4);
+    assert_eq!(steps(&store_of(&one), &[(A, &a), (C, &c)]), in_sync(4, 5, &["c"]));
+    let a = Said { followers: vec![silent("b"), follower("c")], ..a };
+    let wait = format!("{one}, onLoss: wait");
+    assert_eq!(steps(&store_of(&wait), &[(A, &a), (C, &c)]), in_sync(4, 5, &["c"]));
+    assert_eq!(steps(&store_of(&format!("{one}, mode: async")), &[(A, &a), (C, &c)]), in_sync(4, 5, &[]));
+    let none = StoreObject { standby: None, ..store_of(&one) };
+    assert_eq!(steps(&none, &[(A, &a)]), in_sync(4, 5, &[]));
+}
+
+#[test]
+fn r19_others_are_told_who_the_primary_is() {
+    let store = store(4, &[], &alone());
+    let told = |url: &str| Step::Supersede { url: url.to_owned(), term: Term(4), primary: A.to_owned() };
+    let a = primary("a", 4, &[]);
+    let former = Said { named: Term(3), ..primary("b", 3, &["a"]) };
+    assert_eq!(steps(&store, &[(A, &a), (B, &former)]), [told(B)]);
+    let elsewhere = Said { connected: false, follows: C.to_owned(), ..standby("b", 3) };
+    assert_eq!(steps(&store, &[(A, &a), (B, &elsewhere)]), [told(B)]);
+    // A former primary that is no member any more may still send to it.
+    let connected = Said { connected: true, ..elsewhere.clone() };
+    assert_eq!(steps(&store, &[(A, &a), (B, &connected)]), [told(B)]);
+    let follows = Said { followers: vec![Follower { whole: false, ..follower("b") }], ..a.clone() };
+    assert_eq!(steps(&store, &[(A, &follows), (B, &connected)]), []);
+    let later = Said { term: Term(6), ..elsewhere };
+    assert_eq!(steps(&store, &[(A, &a), (B, &later)]), in_sync(4, 7, &[]), "it refuses the record's term");
+    let ends = Said { role: Role::Superseded, ..former };
+    assert_eq!(steps(&store, &[(A, &a), (B, &ends)]), []);
+}
+
+/// A router took the primary for lost and prepared its standby, and the primary is there after all.
+#[test]
+fn a_standby_that_is_not_promoted_after_all_gets_a_later_term_to_follow_in() {
+    let b = Said { prepared: Some(300 * MS), connected: false, silent: 900 * MS, ..standby("b", 5) };
+    let a = |term| Said { followers: vec![silent("b")], ..primary("a", term, &["b"]) };
+    let with = |store: &StoreObject, a: &Said| steps(store, &[(A, a), (B, &b)]);
+    assert_eq!(with(&store(4, &["b"], &waits()), &a(4)), in_sync(4, 6, &["b"]));
+    assert_eq!(with(&store(6, &["b"], &waits()), &a(4)), count(6, &["b"], true));
+    assert_eq!(with(&store(6, &["b"], &waits()), &a(6)), []);
+}
+
+#[test]
+fn troubles_are_told_in_words() {
+    let store = store(4, &["b"], &alone());
+    let a = Said { followers: vec![follower("b"), follower("c")], ..primary("a", 4, &["b"]) };
+    let trouble = |c: &Said| decided(&store, &[(A, &a), (B, &standby("b", 4)), (C, c)]).trouble;
+    let copying = Said { whole: false, ..standby("c", 4) };
+    assert_eq!(
+        trouble(&copying).as_deref(),
+        Some("one of its standbys is missing: http://c:1 has no whole copy yet")
+    );
+    let healthy = super::tests::store(4, &["b", "c"], &alone());
+    let a = Said { counted: ids(&["b", "c"]), ..a };
+    let all = decided(&healthy, &[(A, &a), (B, &standby("b", 4)), (C, &standby("c", 4))]);
+    assert_eq!(all, Decision::default());
+}
+
+// ---- a primary that is lost
+
+#[test]
+fn r20_a_standby_in_sync_is_prepared_and_promoted_after_its_wait() {
+    let store = store(4, &["b"], &alone());
+    let mut b = Said { connected: false, silent: SUSPECT, ..standby("b", 4) };
+    assert_eq!(steps(&store, &[(B, &b)]), prepare(B, 5, "b"));
+    (b.prepared, b.term) = (Some(200 * MS), Term(5));
+    assert_eq!(steps(&store, &[(B, &b)]), [], "it waits");
+    b.prepared = Some(Duration::ZERO);
+    let promoted = MembersChange::Promote { member: id("b"), endpoint: B.to_owned(), forced: None };
+    assert_eq!(steps(&store, &[(B, &b)]), write(4, 5, promoted));
+    // It still hears of its primary.
+    let b = Said { silent: 100 * MS, ..standby("b", 4) };
+    let waits = decided(&store, &[(B, &b)]);
+    assert!(waits.steps.is_empty() && waits.trouble.unwrap().contains("this router does not reach"));
+    // One that may lack something is not taken.
+    let c = Said { connected: false, silent: SUSPECT, ..standby("c", 4) };
+    assert_eq!(steps(&store, &[(C, &c)]), []);
+    assert_eq!(steps(&store, &[(B, &Said { whole: false, silent: SUSPECT, ..b })]), []);
+}
+
+#[test]
+fn r19_who_is_named_by_the_record_is_told() {
+    let mut store = store(5, &[], &alone());
+    let b = Said { prepared: Some(Duration::ZERO), connected: false, ..standby("b", 5) };
+    store.members.as_mut().unwrap().primary = id("b");
+    let promote = |yielded, forced| Step::Promote {
+        url: B.to_owned(),
+        term: Term(5),
+        incarnation_above: 4,
+        yielded,
+        forced,
+    };
+    assert_eq!(steps(&store, &[(B, &b)]), [promote(false, None)]);
+    let former = Said { yielded: true, ..primary("a", 4, &["b"]) };
+    assert_eq!(steps(&store, &[(A, &former), (B, &b)]), [promote(true, None)]);
+    store.members.as_mut().unwrap().forced = Some(7);
+    assert_eq!(steps(&store, &[(B, &b)]), [promote(false, Some(7))]);
+    // Somebody who had not seen the record made it follow once more.
+    let follows = Said { prepared: None, term: Term(6), ..b.clone() };
+    assert_eq!(steps(&store, &[(B, &follows)]), prepare(B, 7, "b"));
+    let later = Said { term: Term(7), ..b };
+    assert_eq!(steps(&store, &[(B, &later)]), in_sync(5, 7, &[]));
+}
+
+#[test]
+fn r20_a_primary_in_doubt_makes_room_for_a_standby_or_is_confirmed() {
+    let doubts = |term| Said { in_doubt: true, ..primary("a", term, &["b"]) };
+    let b = Said { connected: false, silent: SUSPECT, ..standby("b", 4) };
+    assert_eq!(steps(&store(4, &["b"], &alone()), &[(A, &doubts(4)), (B, &b)]), prepare(B, 5, "b"));
+    // No standby is there: after a time it continues without them.
+    let lonely = store(4, &["b"], &alone());
+    assert_eq!(steps(&lonely, &[(A, &doubts(4))]), []);
+    let mut long = looks(&[(A, &doubts(4))]);
+    long.get_mut(A).unwrap().held = Some(NOW - IN_DOUBT);
+    assert_eq!(decide(&lonely, &long, NOW, None).steps, in_sync(4, 5, &[]));
+    assert_eq!(steps(&store(5, &[], &alone()), &[(A, &doubts(4))]), count(5, &[], true));
+    assert_eq!(steps(&store(5, &[], &waits()), &[(A, &doubts(4))]), count(5, &["b"], true));
+    // It was counted for in a later term, by nobody's record. Its standby waits for a copy, and does not answer.
+    let counted = Said { named: Term(4), ..doubts(6) };
+    assert_eq!(decide(&lonely, &looks(&[(A, &counted)]), NOW, None).steps, []);
+    long.get_mut(A).unwrap().said = Some((NOW, counted));
+    assert_eq!(decide(&lonely, &long, NOW, None).steps, in_sync(4, 7, &[]));
+    // It was named in a later term than the record's.
+    let decision = decide(&lonely, &looks(&[(A, &doubts(6))]), NOW, None);
+    assert!(decision.steps.is_empty() && decision.trouble.unwrap().contains("--force"));
+    let wish = Wish::Force { to: A.to_owned(), dead: id("a"), opens_at: 9 };
+    assert_eq!(decide(&lonely, &looks(&[(A, &doubts(6))]), NOW, Some(&wish)).steps, in_sync(4, 7, &[]));
+}
+
+// ---- wishes
+
+#[test]
+fn r20_a_handover_yields_then_prepares_then_writes() {
+    let store = store(4, &["b"], &alone());
+    let wish = Wish::Handover { to: B.to_owned() };
+    let with = |a: &Said, b: &Said| decide(&store, &looks(&[(A, a), (B, b)]), NOW, Some(&wish)).steps;
+    let mut a = Said { followers: vec![follower("b")], ..primary("a", 4, &["b"]) };
+    let mut b = standby("b", 4);
+    let yields = |term| vec![Step::Yield { url: A.to_owned(), term: Term(term) }];
+    assert_eq!(with(&a, &b), yields(5));
+    (a.yielded, a.term) = (true, Term(5));
+    a.followers[0].behind = 1;
+    assert_eq!(with(&a, &b), [], "it lacks something");
+    a.followers[0].behind = 0;
+    assert_eq!(with(&a, &b), prepare(B, 6, "b"));
+    (b.prepared, b.term) = (Some(900 * MS), Term(6));
+    let promoted = MembersChange::Promote { member: id("b"), endpoint: B.to_owned(), forced: None };
+    assert_eq!(with(&a, &b), write(4, 6, promoted));
+    // It may hear of this record yet, which says that it serves.
+    a.term = Term(4);
+    assert_eq!(with(&a, &b), yields(7));
+    let other = Wish::Handover { to: C.to_owned() };
+    let refused = decide(&store, &looks(&[(A, &a), (C, &standby("c", 4))]), NOW, Some(&other));
+    assert!(refused.steps.is_empty() && refused.trouble.unwrap().contains("not in sync"));
+}
+
+#[test]
+fn a_primary_that_has_yielded_for_nobody_serves_again_by_a_later_record() {
+    let a = Said { yielded: true, ..primary("a", 5, &["b"]) };
+    let mut known = looks(&[(A, &a)]);
+    assert_eq!(decide(&store(4, &["b"], &alone()), &known, NOW, None).steps, []);
+    known.get_mut(A).unwrap().held = Some(NOW - YIELDED);
+    assert_eq!(decide(&store(4, &["b"], &alone()), &known, NOW, None).steps, in_sync(4, 6, &["b"]));
+    assert_eq!(decide(&store(6, &["b"], &alone()), &known, NOW, None).steps, count(6, &["b"], true));
+}
+
+#[test]
+fn r14_by_force_a_standby_is_promoted_that_may_lack_something() {
+    let store = store(4, &[], &alone());
+    let wish = Wish::Force { to: C.to_owned(), dead: id("a"), opens_at: 9 };
+    let with = |c: &Said| decide(&store, &looks(&[(C, c)]), NOW, Some(&wish)).steps;
+    let mut c = Said { connected: false, silent: SUSPECT, ..standby("c", 4) };
+    assert_eq!(with(&Said { whole: false, ..c.clone() }), []);
+    assert_eq!(with(&c), prepare(C, 5, "c"));
+    (c.prepared, c.term) = (Some(MS), Term(5));
+    assert_eq!(with(&c), []);
+    c.prepared = Some(Duration::ZERO);
+    let promoted = MembersChange::Promote { member: id("c"), endpoint: C.to_owned(), forced: Some(9) };
+    assert_eq!(with(&c), write(4, 5, promoted));
+    assert_eq!(steps(&store, &[(C, &c)]), [], "nobody wishes it");
+    // Another one has become the primary since, of which the operator said nothing.
+    let wish = Wish::Force { to: C.to_owned(), dead: id("b"), opens_at: 9 };
+    assert_eq!(decide(&store, &looks(&[(C, &c)]), NOW, Some(&wish)).steps, []);
+}
+
+#[test]
+fn what_is_old_counts_for_nothing() {
+    let store = store(4, &["b"], &alone());
+    let b = Said { connected: false, silent: SUSPECT, ..standby("b", 4) };
+    let mut known = looks(&[(B, &b)]);
+    known.get_mut(A).unwrap().answered(NOW - SUSPECT, primary("a", 4, &["b"]));
+    assert_eq!(decide(&store, &known, NOW, None).steps, prepare(B, 5, "b"));
+    // Its term was seen, though.
+    known.get_mut(A).unwrap().answered(NOW - SUSPECT, primary("a", 8, &["b"]));
+    assert_eq!(decide(&store, &known, NOW, None).steps, prepare(B, 9, "b"));
+}
