@@ -12,6 +12,7 @@
 //! | [`invariants`] | what must hold, a file for each |
 //! | [`sabotage`] | what can be broken on purpose |
 //! | [`run`], [`many`] | a seed, and many |
+//! | [`standbys`] | another simulation: one store, its standbys, and who keeps its record |
 //!
 //! Shards stall, lose connections, and restart: by request, by a kill, by a power loss, or with an empty disk. Their
 //! files are on a simulated disk, and the product's jobs write them ([`shard::files`]).
@@ -30,6 +31,7 @@ pub mod router;
 pub mod run;
 pub mod sabotage;
 pub mod shard;
+pub mod standbys;
 pub mod topology;
 pub mod truth;
 pub mod world;

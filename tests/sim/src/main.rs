@@ -1,4 +1,5 @@
-//! `kindred-sim`: runs one seed and prints its log (`SEED=`), or many from a random one on (`SEEDS=`).
+//! `kindred-sim`: runs one seed and prints its log (`SEED=`), or many from a random one on (`SEEDS=`). `SIM=standbys` runs
+//! the simulation of standbys.
 
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
@@ -7,12 +8,39 @@ use std::process::ExitCode;
 
 use kindred_sim::many::many;
 use kindred_sim::run::run;
+use kindred_sim::standbys::{self, Violation};
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
+fn standbys() -> ExitCode {
+    if let Some(seed) = number("SEED") {
+        let outcome = standbys::run(seed, None, true);
+        outcome.log.iter().for_each(|line| println!("{line}"));
+        println!("{}", outcome.counts);
+        return if outcome.violation.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let first = first();
+    let seeds = number("SEEDS").unwrap_or(10_000);
+    let (counts, broken) = standbys::many(first..first.saturating_add(seeds), 2);
+    for outcome in &broken {
+        if let Some(Violation { invariant, what }) = &outcome.violation {
+            println!("seed {} broke {invariant}: {what}", outcome.seed);
+        }
+    }
+    println!("seeds from {first}\n{counts}");
+    if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn first() -> u64 {
+    number("FROM").unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 16)
+}
+
 fn main() -> ExitCode {
+    if std::env::var("SIM").is_ok_and(|sim| sim == "standbys") {
+        return standbys();
+    }
     if let Some(seed) = number("SEED") {
         let outcome = run(seed, None);
         outcome.log.iter().for_each(|line| println!("{line}"));
@@ -22,7 +50,7 @@ fn main() -> ExitCode {
         }
         return if outcome.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let first = number("FROM").unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 16);
+    let first = first();
     let seeds = number("SEEDS").unwrap_or(100_000);
     let (counts, broken) = many(first..first.saturating_add(seeds), 2);
     broken.iter().for_each(|outcome| println!("{}", outcome.report()));
