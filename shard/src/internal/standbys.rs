@@ -13,6 +13,7 @@ use kindred_partition_config::ids::{Slot, Term};
 use kindred_proto::shard_v1::{
     self as pb, follow_request, follow_response, member_response, shipment, standbys_server::Standbys,
 };
+use kindred_transport::address::Endpoint;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
@@ -315,6 +316,8 @@ impl Standbys for StandbyService {
     ) -> Result<Response<pb::SupersedeResponse>, Status> {
         let pb::SupersedeRequest { term, primary_url } = request.into_inner();
         let started_as = self.store.started_as.clone();
+        // As it is kept when a standby begins.
+        let primary_url = primary_url.parse::<Endpoint>().map_or(primary_url, |primary| primary.to_string());
         let call = Call::Supersede { term: Term(term), primary: primary_url, started_as };
         self.carry_out(call, |_| Response::new(pb::SupersedeResponse {})).await
     }

@@ -313,6 +313,10 @@ impl MemberMachine {
         if self.serves() && self.role.term == term && !self.in_doubt {
             return Err(Refusal::IsPrimary(term));
         }
+        if self.role.does == Does::Standby && self.role.primary.as_ref() == Some(&primary) {
+            // It looks for that one already: a call that comes late ends nothing.
+            return Ok(Doing::new([]));
+        }
         // A standby serves nothing, and may be promoted if its disk does not take this.
         let refuse = self.serves().then_some(Act::Refuse);
         let does = if self.serves() { Does::Superseded } else { self.role.does };
