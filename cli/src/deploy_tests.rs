@@ -4,9 +4,27 @@
 use std::{fs, path::PathBuf};
 
 use clap::Parser;
-use kindred_partition_config::{parse, validate};
+use kindred_partition_config::{
+    model::{KindredConfig, StoreConfig},
+    parse, validate,
+};
 
 use crate::cli::Cli;
+
+/// The units of systemd.
+const UNITS: [&str; 6] = [
+    "systemd/kindred.service",
+    "systemd/kindred-router.service",
+    "systemd/kindred-shard@.service",
+    "systemd/kindred-meta.service",
+    FIRST,
+    SECOND,
+];
+/// The units of the two members of a store.
+const FIRST: &str = "two-machines/kindred-first@.service";
+const SECOND: &str = "two-machines/kindred-second@.service";
+/// The compose files, with the number of their services.
+const COMPOSE: [(&str, usize); 2] = [("compose.yaml", 8), ("two-machines/compose.yaml", 6)];
 
 fn deploy(file: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file);
@@ -43,20 +61,35 @@ fn the_documented_router_of_an_etcd_starts() {
     check(&words.map(str::to_owned).collect::<Vec<_>>());
 }
 
+/// The command line of a unit, with values that systemd would substitute.
+fn unit_command(unit: &str) -> Vec<String> {
+    let text = deploy(unit);
+    let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("ExecStart");
+    let line = line
+        .replace("%i", "pods")
+        .replace("${KINDRED_SLOT}", "4")
+        .replace("${KINDRED_META}", "https://meta:2390")
+        .replace("${KINDRED_STANDBY_OF}", "https://machine-a:2394")
+        .replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
+/// The services of a compose file with their command lines.
+fn services(file: &str) -> Vec<(String, serde_json::Value, Vec<String>)> {
+    let compose = yaml(&deploy(file));
+    let services = compose["services"].as_object().unwrap().iter();
+    let services = services.map(|(name, service)| {
+        let words = serde_json::from_value(service["command"].clone());
+        (name.clone(), service.clone(), words.unwrap_or_else(|e| panic!("{file}: {name}: {e}")))
+    });
+    services.collect()
+}
+
 #[test]
 fn systemd_units_start_what_exists() {
-    for unit in
-        ["kindred.service", "kindred-router.service", "kindred-shard@.service", "kindred-meta.service"]
-    {
-        let text = deploy(&format!("systemd/{unit}"));
-        let line = text.lines().find_map(|l| l.strip_prefix("ExecStart=")).expect("ExecStart");
-        // The values that systemd would substitute.
-        let line = line
-            .replace("%i", "pods")
-            .replace("${KINDRED_SLOT}", "4")
-            .replace("${KINDRED_META}", "https://meta:2390")
-            .replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
-        check(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    for unit in UNITS {
+        let text = deploy(unit);
+        check(&unit_command(unit));
         for section in ["[Unit]", "[Service]", "[Install]"] {
             assert!(text.contains(section), "{unit} lacks {section}");
         }
@@ -65,16 +98,13 @@ fn systemd_units_start_what_exists() {
 
 #[test]
 fn compose_and_image_commands_parse() {
-    let compose = yaml(&deploy("compose.yaml"));
-    let services = compose["services"].as_object().unwrap();
-    let mut commands = 0;
-    for (name, service) in services {
-        let words: Vec<String> =
-            serde_json::from_value(service["command"].clone()).unwrap_or_else(|e| panic!("{name}: {e}"));
-        check(&[vec!["kindred".to_owned()], words].concat());
-        commands += 1;
+    for (file, count) in COMPOSE {
+        let services = services(file);
+        assert_eq!(services.len(), count, "{file}");
+        for (_, _, words) in services {
+            check(&[vec!["kindred".to_owned()], words].concat());
+        }
     }
-    assert_eq!(commands, 8);
 
     let dockerfile = deploy("Dockerfile");
     for keyword in ["HEALTHCHECK", "CMD ["] {
@@ -108,17 +138,8 @@ fn a_member_of_the_meta_store_is_started_as_documented() {
 
 /// The command lines of all files.
 fn commands() -> Vec<Vec<String>> {
-    let units =
-        ["kindred.service", "kindred-router.service", "kindred-shard@.service", "kindred-meta.service"];
-    let units = units.map(|unit| {
-        let text = deploy(&format!("systemd/{unit}"));
-        let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("ExecStart");
-        let line = line.replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
-        line.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-    });
-    let compose = yaml(&deploy("compose.yaml"));
-    let services = compose["services"].as_object().unwrap().values();
-    let services = services.map(|service| serde_json::from_value(service["command"].clone()).unwrap());
+    let units = UNITS.map(unit_command);
+    let services = COMPOSE.into_iter().flat_map(|(file, _)| services(file)).map(|(_, _, words)| words);
     let dockerfile = deploy("Dockerfile");
     let line = dockerfile.lines().find(|line| line.starts_with("CMD [")).expect("CMD");
     let image = serde_json::from_str(&line["CMD ".len()..]).unwrap();
@@ -129,7 +150,7 @@ fn commands() -> Vec<Vec<String>> {
 #[test]
 fn f32_f33_no_file_serves_everybody() {
     let commands = commands();
-    assert_eq!(commands.len(), 4 + 8 + 1);
+    assert_eq!(commands.len(), 6 + 8 + 6 + 1);
     for words in commands {
         let value = |flag: &str| words.iter().position(|word| word == flag).map(|at| words[at + 1].as_str());
         let has = |flags: &[&str]| flags.iter().any(|flag| words.iter().any(|word| word == flag));
@@ -143,10 +164,8 @@ fn f32_f33_no_file_serves_everybody() {
             assert!(has(&["--trusted-ca-file", "--insecure-listen"]), "{words:?}");
         }
     }
-    for unit in
-        ["kindred.service", "kindred-router.service", "kindred-shard@.service", "kindred-meta.service"]
-    {
-        assert!(deploy(&format!("systemd/{unit}")).contains("StateDirectoryMode=0700"), "f34: {unit}");
+    for unit in UNITS {
+        assert!(deploy(unit).contains("StateDirectoryMode=0700"), "f34: {unit}");
     }
 }
 
@@ -179,10 +198,11 @@ fn value<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
 
 #[test]
 fn f39_no_store_of_the_files_comes_back_empty_and_every_router_has_a_meta_store() {
-    let compose = yaml(&deploy("compose.yaml"));
     let mut kept = std::collections::BTreeSet::new();
-    for (name, service) in compose["services"].as_object().unwrap() {
-        let words: Vec<String> = serde_json::from_value(service["command"].clone()).unwrap();
+    for (file, name, service, words) in COMPOSE.into_iter().flat_map(|(file, _)| {
+        services(file).into_iter().map(move |(name, service, words)| (file, name, service, words))
+    }) {
+        let compose = yaml(&deploy(file));
         let mounts: Vec<String> = serde_json::from_value(service["volumes"].clone()).unwrap();
         let folder = match words[0].as_str() {
             "shard" => value(&words, "--data-dir"),
@@ -194,21 +214,24 @@ fn f39_no_store_of_the_files_comes_back_empty_and_every_router_has_a_meta_store(
         let volume = mounts.iter().find_map(|mount| mount.strip_suffix(&format!(":{folder}")));
         let volume = volume.unwrap_or_else(|| panic!("{name}: no volume at {folder}"));
         assert!(compose["volumes"].get(volume).is_some(), "{name}: no volume {volume}");
-        assert!(kept.insert(volume.to_owned()), "{name}: volume {volume} is another's");
-        if words[0] == "router" {
+        assert!(kept.insert((file, volume.to_owned())), "{name}: volume {volume} is another's");
+        if words[0] == "router" && file == "compose.yaml" {
             assert_eq!(value(&words, "--meta"), Some("http://meta:2379"), "{name}");
         }
     }
+    let compose = yaml(&deploy("compose.yaml"));
     let meta: Vec<String> = serde_json::from_value(compose["services"]["meta"]["command"].clone()).unwrap();
     let said = ["--revisions", "--durability", "--slot"].map(|flag| value(&meta, flag).unwrap());
     assert_eq!(said, ["dense", "fsync", "0"]);
 
     for (unit, flags) in [
-        ("kindred-router.service", &["--meta", "--meta-cache"][..]),
-        ("kindred-shard@.service", &["--data-dir"]),
-        ("kindred-meta.service", &["--data-dir"]),
+        ("systemd/kindred-router.service", &["--meta", "--meta-cache"][..]),
+        ("systemd/kindred-shard@.service", &["--data-dir"]),
+        ("systemd/kindred-meta.service", &["--data-dir"]),
+        (FIRST, &["--data-dir"]),
+        (SECOND, &["--data-dir"]),
     ] {
-        let text = deploy(&format!("systemd/{unit}"));
+        let text = deploy(unit);
         let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let folder = text.lines().find_map(|line| line.strip_prefix("StateDirectory=")).unwrap();
@@ -216,6 +239,68 @@ fn f39_no_store_of_the_files_comes_back_empty_and_every_router_has_a_meta_store(
             let given = value(&words, flag).unwrap_or_else(|| panic!("{unit}: no {flag}"));
             assert!(*flag == "--meta" || given.starts_with(&format!("/var/lib/{folder}")), "{unit}: {given}");
         }
+    }
+}
+
+/// What only one member of a store is told, left out.
+fn of_both(words: &[String], own: &[&str]) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        if own.contains(&word.as_str()) {
+            words.next();
+        } else {
+            kept.push(word.clone());
+        }
+    }
+    kept
+}
+
+/// Members change roles, so they differ only in what they follow at first; and one that ends must be started again.
+#[test]
+fn r19_both_members_of_a_store_on_two_machines_may_be_its_primary() {
+    assert_eq!(of_both(&unit_command(SECOND), &["--standby-of"]), unit_command(FIRST));
+    for unit in [FIRST, SECOND] {
+        let text = deploy(unit);
+        for line in ["Restart=always", "StartLimitIntervalSec=0"] {
+            assert!(text.lines().any(|has| has == line), "{unit} lacks {line}");
+        }
+    }
+    let file = "two-machines/compose.yaml";
+    let config: KindredConfig = parse::parse_config(&deploy("two-machines/kindred.yaml")).unwrap();
+    validate::validate(&config).unwrap_or_else(|errors| panic!("{errors:?}"));
+    let services = services(file);
+    let compose = yaml(&deploy(file));
+    assert_eq!(compose["x-kindred"]["restart"], "always");
+    let service =
+        |name: &str| services.iter().find(|(has, ..)| has == name).unwrap_or_else(|| panic!("{name}"));
+    for StoreConfig { name, slot, endpoints, standby, .. } in &config.stores {
+        let standby = standby.as_ref().unwrap_or_else(|| panic!("{name} has no standby"));
+        let [(_, first, of_first), (_, second, of_second)] =
+            ["first", "second"].map(|member| service(&format!("{name}-{member}")));
+        assert_eq!(of_both(of_second, &["--standby-of"]), *of_first, "{name}");
+        assert_eq!(value(of_first, "--name"), Some(name.0.as_str()));
+        assert_eq!(value(of_first, "--slot"), slot.map(|slot| slot.to_string()).as_deref(), "{name}");
+        assert_eq!(value(of_second, "--standby-of"), Some(endpoints[0].as_str()), "{name}");
+        for (service, url) in [(first, &endpoints[0]), (second, &standby.endpoints[0])] {
+            let machine = service["profiles"][0].as_str().unwrap();
+            let port =
+                value(of_first, "--listen").and_then(|listen| listen.strip_prefix("0.0.0.0:")).unwrap();
+            assert_eq!(*url, format!("https://machine-{machine}:{port}"), "{name}");
+        }
+        assert_ne!(first["profiles"], second["profiles"], "{name}");
+        for flag in ["--standby-cert-file", "--standby-key-file", "--standby-trusted-ca-file"] {
+            assert!(value(of_first, flag).is_some(), "{name}: no {flag}");
+        }
+    }
+    for machine in ["a", "b"] {
+        let (_, router, words) = service(&format!("router-{machine}"));
+        assert_eq!(router["profiles"][0], machine);
+        assert_eq!(
+            value(words, "--meta").unwrap().split(',').count(),
+            3,
+            "the meta store outlives a machine"
+        );
     }
 }
 
@@ -247,6 +332,9 @@ fn r17_alerts_name_metrics_and_buckets_that_exist() {
     let known: Vec<_> = kindred_router::metrics::names()
         .chain(kindred_shard::metrics::ALL.iter().map(|metric| metric.name))
         .collect();
+    for alert in ["KindredNoStandbyInSync", "KindredStandbyTrouble", "KindredFailover"] {
+        assert!(deploy("prometheus/kindred.rules.yaml").contains(&format!("alert: {alert}\n")), "{alert}");
+    }
     let mut alerts = 0;
     for rule in rules["groups"].as_array().unwrap().iter().flat_map(|g| g["rules"].as_array().unwrap()) {
         let (alert, expression) = (rule["alert"].as_str().unwrap(), rule["expr"].as_str().unwrap());
@@ -264,5 +352,5 @@ fn r17_alerts_name_metrics_and_buckets_that_exist() {
         assert!(rule["annotations"]["action"].is_string(), "{alert} says not what to do");
         alerts += 1;
     }
-    assert!(alerts >= 8, "{alerts} alerts");
+    assert!(alerts >= 11, "{alerts} alerts");
 }
