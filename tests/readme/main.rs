@@ -1,7 +1,8 @@
 //! Runs the documentation as it stands: every `$ command` of the `console` blocks in `README.md` and `docs/*.md`, whose
 //! output must be the lines after it. A comment before a block says which cluster it and the following blocks run
 //! against: `<!-- kindred up -->`, perhaps with flags, which may name files of the repository. `…` in an expected line
-//! stands for anything. A line that is only `…` stands for any number of lines.
+//! stands for anything. A line that is only `…` stands for any number of lines. `127.0.0.1:2381` and `kindred.data`, the
+//! defaults that a reader has, stand for the admin port and the data folder of that cluster.
 
 use std::{
     fs,
@@ -18,6 +19,9 @@ use tokio::process::Command;
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// The beginning and the end of the comment that gives the next blocks a cluster of their own.
 const CLUSTER: (&str, &str) = ("<!-- kindred up", "-->");
+
+/// The page that has a test of its own.
+const HIGH_AVAILABILITY: &str = "high-availability.md";
 
 /// A command of a page.
 #[derive(Debug, PartialEq, Eq)]
@@ -106,6 +110,11 @@ fn all_match(expected: &[String], lines: &[&str]) -> bool {
     }
 }
 
+/// A command with the places of the cluster that it runs against.
+fn of_cluster(command: &str, up: &Up) -> String {
+    command.replace("127.0.0.1:2381", &up.admin).replace("kindred.data", &up.data_dir.display().to_string())
+}
+
 async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     let etcdctl = peer("etcdctl")?;
     let tools = etcdctl.parent().context("etcdctl is in a folder")?;
@@ -114,7 +123,7 @@ async fn run(step: &Step, dir: &Path, up: &Up) -> anyhow::Result<String> {
     let path =
         format!("{}:{}:{}", tools.display(), ours.display(), std::env::var("PATH").unwrap_or_default());
     let output = Command::new("bash")
-        .args(["-c", &step.command.replace("127.0.0.1:2381", &up.admin)])
+        .args(["-c", &of_cluster(&step.command, up)])
         .current_dir(dir)
         .env("PATH", path)
         .env("ETCDCTL_ENDPOINTS", format!("http://{}", up.address))
@@ -179,6 +188,9 @@ fn the_pages_show_what_the_commands_print() {
         let (mut commands, mut toured) = (0, Vec::new());
         for path in pages()? {
             let name = path.file_name().context("a page has a name")?.to_string_lossy().into_owned();
+            if name == HIGH_AVAILABILITY {
+                continue;
+            }
             let page = fs::read_to_string(&path)?;
             let run = tour(&name, &page, &dir).await.with_context(|| name.clone())?;
             if run > 0 {
@@ -191,6 +203,18 @@ fn the_pages_show_what_the_commands_print() {
             anyhow::ensure!(toured.iter().any(|name| name == page), "{page} has no commands any more");
         }
         anyhow::ensure!(commands >= 35, "the pages have only {commands} commands");
+        Ok(())
+    });
+}
+
+/// In a test of its own, since it takes long: processes die, and copies are made.
+#[test]
+fn high_availability_shows_what_the_commands_print() {
+    scenario::run("readme-high-availability", Duration::from_secs(300), |dir| async move {
+        let page = fs::read_to_string(root().join("docs").join(HIGH_AVAILABILITY))?;
+        let commands = tour(HIGH_AVAILABILITY, &page, &dir).await?;
+        println!("readme: pages={HIGH_AVAILABILITY} commands={commands} differences=0");
+        anyhow::ensure!(commands >= 10, "the page has only {commands} commands");
         Ok(())
     });
 }
