@@ -21,7 +21,7 @@ const DELETED: usize = 5;
 const EVENT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs `kindred` as an operator of this cluster.
-async fn kindred(cluster: &Cluster, words: &[&str]) -> anyhow::Result<String> {
+pub async fn kindred(cluster: &Cluster, words: &[&str]) -> anyhow::Result<String> {
     let kindred = cluster.kindred().context("a real etcd has no such command")?;
     let admin = format!("https://{}", kindred.up.admin);
     let tls = &kindred.admin_tls;

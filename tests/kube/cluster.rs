@@ -136,8 +136,13 @@ impl Map {
 
 impl Kindred {
     /// Starts it and waits until it is ready.
-    async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
-        let mut flags = Vec::new();
+    async fn start(
+        dir: &Path,
+        certificates: Certificates,
+        map: Map,
+        more_flags: &[&str],
+    ) -> anyhow::Result<Self> {
+        let mut flags: Vec<String> = more_flags.iter().map(|&flag| flag.to_owned()).collect();
         let text = map.text()?;
         if let Some(text) = &text {
             let file = dir.join("config.yaml");
@@ -211,9 +216,21 @@ pub struct Cluster {
 impl Cluster {
     /// Starts the store and the first apiserver. With `KINDRED_KUBE_STORE=etcd` the store is a real etcd.
     pub async fn start(dir: &Path, certificates: Certificates, map: Map) -> anyhow::Result<Self> {
+        Self::start_with(dir, certificates, map, &[]).await
+    }
+
+    /// Starts it with further flags of `kindred up`. The apiserver knows all routers.
+    pub async fn start_with(
+        dir: &Path,
+        certificates: Certificates,
+        map: Map,
+        up_flags: &[&str],
+    ) -> anyhow::Result<Self> {
         let store = match std::env::var("KINDRED_KUBE_STORE").as_deref() {
             Ok("etcd") => Store::Etcd(Box::new(Etcd::start(dir, "etcd").await?)),
-            Ok("kindred") | Err(_) => Store::Kindred(Box::new(Kindred::start(dir, certificates, map).await?)),
+            Ok("kindred") | Err(_) => {
+                Store::Kindred(Box::new(Kindred::start(dir, certificates, map, up_flags).await?))
+            }
             Ok(other) => bail!("KINDRED_KUBE_STORE={other} is neither kindred nor etcd"),
         };
         // In runs with crashes lost events are counted, so no event may expire meanwhile.
@@ -228,8 +245,10 @@ impl Cluster {
                 let tls = &kindred.client_tls;
                 let ca = tls.trusted_ca_file.as_ref().context("an authority")?;
                 let (cert, key) = tls.identity.as_ref().context("an identity")?;
+                let routers = kindred.up.addresses("listen")?;
+                let routers: Vec<String> = routers.iter().map(|at| format!("https://{at}")).collect();
                 etcd_flags.extend([
-                    format!("--etcd-servers=https://{}", kindred.up.address),
+                    format!("--etcd-servers={}", routers.join(",")),
                     format!("--etcd-cafile={}", ca.display()),
                     format!("--etcd-certfile={}", cert.display()),
                     format!("--etcd-keyfile={}", key.display()),

@@ -67,6 +67,11 @@ impl Baseline {
         Ok(())
     }
 
+    /// Asserts that no watch cache was filled again since.
+    pub async fn same_caches_now(&self, cluster: &Cluster) -> anyhow::Result<()> {
+        self.same_caches(cluster, &cluster.first.metrics().await?)
+    }
+
     fn same_caches(&self, cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<()> {
         let now = samples(metrics, INITIALIZATIONS);
         for (labels, before) in &self.initializations {

@@ -11,6 +11,7 @@
 //! | [`faults`] | events expire with their leases; a killed shard affects no other Kind |
 //! | [`placement`] | each key is on the shard that the map names |
 //! | [`crashes`] | every shard is killed, with Kinds of every mode |
+//! | [`failover`], [`steady`] | stores with standbys fail over while clients write and watch |
 //! | [`moves`] | Kinds move to other shards and back |
 //! | [`backups`] | objects come back from a backup |
 //! | [`health`] | the apiserver's own metrics show no error |
@@ -22,6 +23,7 @@
 mod backups;
 mod cluster;
 mod crashes;
+mod failover;
 mod faults;
 mod health;
 mod lists;
@@ -30,6 +32,7 @@ mod moves;
 mod objects;
 mod pairs;
 mod placement;
+mod steady;
 mod watches;
 mod writes;
 
@@ -155,6 +158,19 @@ fn kubernetes_while_shards_crash() {
         let (acknowledged, lost) = crashes::run(&cluster).await?;
         let line = cluster.stop().await?.line();
         report(&format!("{line} acknowledged={acknowledged} lost={lost} test=kubernetes_while_shards_crash"));
+        Ok(())
+    });
+}
+
+#[test]
+fn r18_an_apiserver_goes_on_over_failovers_without_a_relist() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_failover", LIMIT, |dir| async move {
+        let flags = ["--standbys", "--routers=2"];
+        let cluster = Cluster::start_with(&dir, Certificates::Given, Map::Default, &flags).await?;
+        let events = failover::run(&cluster).await?;
+        let line = cluster.stop().await?.line();
+        report(&format!("{line} events={events} test=kubernetes_over_failovers"));
         Ok(())
     });
 }

@@ -212,6 +212,18 @@ impl Up {
     /// # Errors
     /// If there is none.
     pub fn shard_pid(&self, store: &str) -> anyhow::Result<u32> {
+        self.shard_with("--name", store)
+    }
+
+    /// The process id of the shard with this data directory. With standbys a store has several processes.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn pid_in(&self, folder: &Path) -> anyhow::Result<u32> {
+        self.shard_with("--data-dir", &folder.display().to_string())
+    }
+
+    fn shard_with(&self, flag: &str, value: &str) -> anyhow::Result<u32> {
         let parent = self.process.pid().context("kindred up is not running")?;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -224,12 +236,12 @@ impl Up {
                 line.strip_prefix("PPid:").is_some_and(|value| value.trim() == parent.to_string())
             });
             let words: Vec<&[u8]> = words.split(|&byte| byte == 0).collect();
-            let named = words.windows(2).any(|pair| pair[0] == b"--name" && pair[1] == store.as_bytes());
+            let named = words.windows(2).any(|pair| pair == [flag.as_bytes(), value.as_bytes()]);
             if ours && named && words.contains(&b"shard".as_slice()) {
                 return Ok(pid);
             }
         }
-        bail!("kindred up ({parent}) has no shard {store}")
+        bail!("kindred up ({parent}) has no shard with {flag} {value}")
     }
 
     /// Kills a shard with `kill -9`. `kindred up` starts it again.
