@@ -25,7 +25,7 @@ use crate::{
     steady::{Informer, Pauses, Steady},
 };
 
-const WRITERS: usize = 3;
+const WRITERS: usize = 2;
 /// The number of acknowledged writes to wait for before a fault, and after it.
 const SOME: usize = 20;
 const ROLES_LIMIT: Duration = Duration::from_secs(60);

@@ -25,7 +25,7 @@ use crate::{load::many, watches::now};
 const CHANGES: usize = 3;
 const LAST: &str = "steady-last";
 /// The pause of a writer after each request, as several clusters may share the machine.
-const BETWEEN_REQUESTS: Duration = Duration::from_millis(20);
+const BETWEEN_REQUESTS: Duration = Duration::from_millis(50);
 /// The time for a request to succeed, with all that is repeated.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 const EVENT_LIMIT: Duration = Duration::from_secs(60);

@@ -260,15 +260,6 @@ pub fn standby(
     spec.args.iter_mut().filter(|word| **word == from).for_each(|word| word.clone_from(&to));
     let scheme = if tls.is_some() { "https" } else { "http" };
     spec.args.extend(["--standby-of".to_owned(), format!("{scheme}://{primary}")]);
-    if let Some(tls) = tls {
-        for (flag, file) in [
-            ("--standby-cert-file", &tls.router.0),
-            ("--standby-key-file", &tls.router.1),
-            ("--standby-trusted-ca-file", &tls.ca),
-        ] {
-            spec.args.extend([flag.to_owned(), file.display().to_string()]);
-        }
-    }
     spec.name = format!("standby {}", shard.name);
     spec
 }
@@ -320,6 +311,16 @@ pub fn shard(
     words.extend(flags::of_shard(&args.section, &shard.name).unwrap_or_default());
     also(&mut words, args, &shard.name, listen);
     shard_tls(&mut words, tls);
+    // Any member of a store may be the standby of another one later.
+    for (flag, file) in tls.iter().flat_map(|tls| {
+        [
+            ("--standby-cert-file", &tls.router.0),
+            ("--standby-key-file", &tls.router.1),
+            ("--standby-trusted-ca-file", &tls.ca),
+        ]
+    }) {
+        words.extend([flag.to_owned(), file.display().to_string()]);
+    }
     Spec {
         name: format!("shard {}", shard.name),
         program: program.to_owned(),
@@ -430,6 +431,32 @@ mod tests {
         args.sockets = Some(format!("/{}", "d".repeat(110)).into());
         assert!(socket(&args, pods).unwrap_err().to_string().starts_with("--unix: "));
         assert_eq!(urls(&args, pods, at, false), ["http://127.0.0.1:7"]);
+    }
+
+    #[test]
+    fn r19_with_tls_either_member_of_a_store_can_follow_the_other() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            up: UpArgs,
+        }
+        let args = <Cli as clap::Parser>::parse_from(["up", "--standbys", "--data-dir", "d"]).up;
+        let pair = |name: &str| (format!("{name}.crt").into(), format!("{name}.key").into());
+        let tls = InternalTls { ca: "ca.crt".into(), server: pair("server"), router: pair("client") };
+        let one = LocalShard { index: 0, name: "pods".to_owned(), slot: 1 };
+        let (program, at): (_, SocketAddr) = (Path::new("kindred"), ([127, 0, 0, 1], 7).into());
+        let first = shard(program, &args, "/registry", &one, at, Some(&tls));
+        let second = standby(program, &args, "/registry", &one, (at, at), Some(&tls));
+        for (flag, file) in [
+            ("--standby-trusted-ca-file", "ca.crt"),
+            ("--standby-cert-file", "client.crt"),
+            ("--standby-key-file", "client.key"),
+        ] {
+            for spec in [&first, &second] {
+                let given = spec.args.windows(2).filter(|pair| pair[0] == flag);
+                assert_eq!(given.map(|pair| pair[1].as_str()).collect::<Vec<_>>(), [file], "{spec:?}");
+            }
+        }
     }
 
     #[test]
