@@ -195,6 +195,12 @@ pub fn decide(
     }
 }
 
+/// Whether a member does nothing that it is told in a term, nor follows in it. In its own one, a standby that is prepared
+/// follows nobody.
+fn needs_after(said: &Said, term: Term) -> bool {
+    said.term > term || (said.term == term && said.prepared.is_some())
+}
+
 /// A store, and what is known of it.
 struct Of<'a> {
     store: &'a StoreObject,
@@ -332,7 +338,7 @@ impl<'a> Of<'a> {
         }
         let mut decision = self.counting(members, url.clone(), primary);
         let astray = self.astray(members, &url, primary);
-        if decision.steps.is_empty() && astray.iter().any(|(_, said)| said.term > members.term) {
+        if decision.steps.is_empty() && astray.iter().any(|(_, said)| needs_after(said, members.term)) {
             decision = self.write(members.term, self.next, MembersChange::InSync(members.in_sync.clone()));
         }
         let tell = |(at, _): &(&str, &Said)| Step::Supersede {
@@ -454,7 +460,8 @@ impl<'a> Of<'a> {
                     Role::Primary => true,
                     // It follows nobody in an earlier term than its own. A former primary may still send to it.
                     Role::Standby => {
-                        !follows && (said.follows != url || (!said.connected && said.term > primary.term))
+                        !follows
+                            && (said.follows != url || (!said.connected && needs_after(said, primary.term)))
                     }
                     Role::Superseded => false,
                 }

@@ -234,6 +234,8 @@ fn a_standby_that_is_not_promoted_after_all_gets_a_later_term_to_follow_in() {
     assert_eq!(with(&store(4, &["b"], &waits()), &a(4)), in_sync(4, 6, &["b"]));
     assert_eq!(with(&store(6, &["b"], &waits()), &a(4)), count(6, &["b"], true));
     assert_eq!(with(&store(6, &["b"], &waits()), &a(6)), []);
+    // Another router has written a record in the term that it was prepared for.
+    assert_eq!(with(&store(5, &["b"], &waits()), &a(5)), in_sync(5, 6, &["b"]));
 }
 
 #[test]
