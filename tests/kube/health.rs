@@ -14,7 +14,7 @@ use crate::cluster::Cluster;
 
 const ERRORS: &str = "etcd_request_errors_total";
 const INITIALIZATIONS: &str = "apiserver_watch_cache_initializations_total";
-const CONSISTENCY: &str = "apiserver_storage_consistency_checks_total";
+pub const CONSISTENCY: &str = "apiserver_storage_consistency_checks_total";
 
 /// The counters of the first apiserver at the beginning of an interval.
 pub struct Baseline {
