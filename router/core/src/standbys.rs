@@ -404,15 +404,16 @@ impl<'a> Of<'a> {
         }
         let catching_up = counted.iter().all(|id| ready.iter().any(|follower| follower.id == **id));
         let all_count = members.in_sync.iter().all(|id| primary.counted.contains(id));
-        if all_count && primary.term < members.term {
+        let waits_for_lost = self.waits_on_loss() && members.in_sync.is_empty();
+        if all_count && primary.term < members.term && (catching_up || waits_for_lost) {
             // A standby that was to be promoted, and was not, follows nobody in an earlier term.
             let (term, members) = (members.term, primary.counted.clone());
             return Decision::step(Step::Count { url, term, members, recorded: true });
         }
-        if all_count && (counted.is_empty() || catching_up) {
+        if all_count && catching_up {
             return Decision { hurry: !counted.is_empty(), ..Decision::default() };
         }
-        if self.waits_on_loss() && members.in_sync.is_empty() {
+        if waits_for_lost {
             // Nobody counts by the record, and nobody can be promoted; the primary waits for those that it has lost.
             return Decision::default();
         }
