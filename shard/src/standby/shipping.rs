@@ -234,7 +234,7 @@ impl Shipping {
     /// When something is to be sent, if only that the primary is there.
     #[must_use]
     pub fn next_beat(&self) -> Option<Duration> {
-        let follows = self.standbys.iter().any(|standby| standby.outlet.is_some());
+        let follows = self.on && self.standbys.iter().any(|standby| standby.outlet.is_some());
         follows.then(|| self.shipped_at.map_or(Duration::ZERO, Primary::beats_at))
     }
 
