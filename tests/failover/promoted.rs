@@ -111,3 +111,21 @@ async fn standby(dir: &Path) -> anyhow::Result<()> {
     );
     Ok(())
 }
+
+#[test]
+fn r19_a_standby_that_is_told_whom_it_follows_already_goes_on() {
+    scenario::run("failover_told_again", 3 * LIMIT, |dir| async move { told_again(&dir).await });
+}
+
+/// What was meant for a former primary may come late, when a standby runs at its address.
+async fn told_again(dir: &Path) -> anyhow::Result<()> {
+    let first = Member::primary(dir).await?;
+    let standby = Member::standby(dir, "second", &first).await?;
+    let before = standby.shown().await?;
+    standby.supersede(before.term, &first).await?;
+    first.add(1, &standby).await?;
+    let (term, incarnation) = (standby.shown().await?.term, first.shown().await?.incarnation);
+    ensure!(standby.shown().await?.member == before.member, "it has begun anew");
+    standby.promote(term + 1, incarnation).await?;
+    Ok(())
+}

@@ -22,6 +22,8 @@ use kindred_partition_config::state::{Members, MembersChange, StoreObject};
 pub const SUSPECT: Duration = Duration::from_millis(800);
 /// How long a primary that has restarted, and may have been replaced, waits for its standbys before it continues alone.
 pub const IN_DOUBT: Duration = Duration::from_secs(10);
+/// A standby that has not reached a primary that serves for so long can only begin anew: what it has is of another store.
+pub const ASTRAY: Duration = Duration::from_secs(30);
 /// How long a primary that has yielded may stay so, if nobody takes its place.
 pub const YIELDED: Duration = Duration::from_secs(3);
 
@@ -347,7 +349,8 @@ impl<'a> Of<'a> {
             primary: url.clone(),
         };
         let is_told = |(_, said): &&(&str, &Said)| {
-            said.term <= members.term && (said.role == Role::Primary || said.follows != url)
+            said.term <= members.term
+                && (said.role == Role::Primary || said.follows != url || said.silent >= ASTRAY)
         };
         decision.steps.extend(astray.iter().filter(is_told).map(tell));
         if decision.trouble.is_none() {
@@ -461,8 +464,8 @@ impl<'a> Of<'a> {
                     Role::Primary => true,
                     // It follows nobody in an earlier term than its own. A former primary may still send to it.
                     Role::Standby => {
-                        !follows
-                            && (said.follows != url || (!said.connected && needs_after(said, primary.term)))
+                        let lost = said.silent >= ASTRAY || needs_after(said, primary.term);
+                        !follows && (said.follows != url || (!said.connected && lost))
                     }
                     Role::Superseded => false,
                 }

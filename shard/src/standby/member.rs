@@ -13,6 +13,9 @@ use super::{
     shipping::NotCounted,
 };
 
+/// A standby that has acknowledged something within this time follows its primary.
+const HEARS: Duration = Duration::from_secs(5);
+
 /// What a member is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
@@ -194,7 +197,7 @@ impl MemberMachine {
             Call::Promote { term, incarnation_above, yielded, forced_opens_at_micros } => {
                 self.promote(term, incarnation_above, yielded, forced_opens_at_micros, at)
             }
-            Call::Supersede { term, primary, started_as } => self.supersede(term, primary, started_as),
+            Call::Supersede { term, primary, started_as } => self.supersede(term, primary, started_as, at),
         }
     }
 
@@ -308,13 +311,20 @@ impl MemberMachine {
         Ok(Doing::new([Act::TakeOver { behind }, Act::KeepIncarnation(incarnation), Act::Keep(primary)]))
     }
 
-    fn supersede(&self, term: Term, primary: String, started_as: Option<String>) -> Result<Doing, Refusal> {
+    fn supersede(
+        &self,
+        term: Term,
+        primary: String,
+        started_as: Option<String>,
+        at: &At<'_>,
+    ) -> Result<Doing, Refusal> {
         self.check(term)?;
         if self.serves() && self.role.term == term && !self.in_doubt {
             return Err(Refusal::IsPrimary(term));
         }
-        if self.role.does == Does::Standby && self.role.primary.as_ref() == Some(&primary) {
-            // It looks for that one already: a call that comes late ends nothing.
+        let hears = at.standby.as_ref().is_some_and(|standby| standby.follower.silent(standby.now) < HEARS);
+        if self.role.does == Does::Standby && self.role.primary.as_ref() == Some(&primary) && hears {
+            // It follows that one already, or has just begun to: a call that comes late ends nothing.
             return Ok(Doing::new([]));
         }
         // A standby serves nothing, and may be promoted if its disk does not take this.

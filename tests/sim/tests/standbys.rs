@@ -33,7 +33,7 @@ fn one_seed_run_twice_gives_equal_logs() {
 }
 
 /// Seeds tried until one notices.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 400;
 
 fn is_noticed(sabotage: Sabotage, invariants: &[&str]) {
     let noticed = (0..SEEDS).find(|seed| {

@@ -287,7 +287,7 @@ impl Sim {
         let silent = shown.try_recv().unwrap_or_default();
         if silent.iter().any(|shown| shown.counts && shown.silent.as_millis() > 900) {
             let (answer, _counted) = oneshot::channel();
-            self.hear(m, shipping::Said::Count { ids: Vec::new(), recorded: false, answer });
+            self.hear(m, shipping::Said::Count { ids: Vec::new(), recorded: true, answer });
         }
     }
 }
