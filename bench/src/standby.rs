@@ -8,7 +8,7 @@ mod report;
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
     #[command(flatten)]
-    cost: cost::Options,
+    cost: cost::CostOptions,
 }
 
 pub async fn run(options: Options) -> anyhow::Result<()> {

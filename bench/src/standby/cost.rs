@@ -16,7 +16,7 @@ use crate::{
 };
 
 #[derive(clap::Args, Debug, Clone)]
-pub struct Options {
+pub struct CostOptions {
     /// A folder on the disk for all members, where writes wait for it.
     #[arg(long, default_value = "target")]
     dir: PathBuf,
@@ -83,7 +83,7 @@ impl Subject {
         }
     }
 
-    async fn start(self, mode: Mode, options: &Options) -> anyhow::Result<Running> {
+    async fn start(self, mode: Mode, options: &CostOptions) -> anyhow::Result<Running> {
         let disk = &options.dir;
         let (standbys, counts) = match self {
             Self::Alone => (0, false),
@@ -153,7 +153,7 @@ struct Load {
     ops: u64,
 }
 
-impl Options {
+impl CostOptions {
     fn shape(&self) -> anyhow::Result<Shape> {
         Ok(Shape {
             connections: usize::try_from(self.connections)?,
@@ -183,7 +183,7 @@ async fn sample(running: &Running, target: &Target, load: Load) -> anyhow::Resul
 }
 
 /// Measures all rows with one mode; returns a table for each load.
-async fn mode(mode: Mode, options: &Options) -> anyhow::Result<Vec<Part>> {
+async fn mode(mode: Mode, options: &CostOptions) -> anyhow::Result<Vec<Part>> {
     let mut all = Vec::new();
     for subject in options.rows.iter().copied() {
         let running = subject.start(mode, options).await.with_context(|| subject.name())?;
@@ -208,7 +208,7 @@ async fn mode(mode: Mode, options: &Options) -> anyhow::Result<Vec<Part>> {
 }
 
 #[allow(clippy::print_stdout, reason = "the result of the program")]
-pub async fn run(options: &Options) -> anyhow::Result<()> {
+pub async fn run(options: &CostOptions) -> anyhow::Result<()> {
     println!(
         "Puts of {} B, {} keys, {} rounds of {} writes with {} in flight on {} connections and of {} one at a time, in turn.\n\
          CPU is that of all processes of a row. Medians of the rounds; ratios are medians of the ratios in each round.\n\
