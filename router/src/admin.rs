@@ -123,7 +123,7 @@ fn checks(of: &Mover, feeds: &Feeds, drain: &Drain) -> Vec<Check> {
         });
     }
     for store in stores.iter() {
-        if let Some(trouble) = &store.standbys().shown().trouble {
+        if let Some(trouble) = &store.members().shown().trouble {
             checks.push(Check::warning(format!("standbys-{}", store.name()), trouble.clone()));
         }
     }
@@ -169,9 +169,9 @@ fn list_stores(stores: &Stores, routing: &Routing) -> Value {
             "lastError": store.state().last_error(),
             "clockOffsetSeconds": stores.clocks().offset(store.index).map(|micros| micros as f64 / 1e6),
         });
-        if let Some(fields) = shown.as_object_mut().filter(|_| !store.standbys().shown().members.is_empty()) {
+        if let Some(fields) = shown.as_object_mut().filter(|_| !store.members().shown().members.is_empty()) {
             fields.insert("members".to_owned(), members(store));
-            fields.insert("standbyTrouble".to_owned(), json!(store.standbys().shown().trouble));
+            fields.insert("standbyTrouble".to_owned(), json!(store.members().shown().trouble));
         }
         if let (Phase::Up(identity), Some(fields)) = (&*phase, shown.as_object_mut()) {
             fields.insert("version".to_owned(), json!(identity.version));
@@ -187,7 +187,7 @@ fn list_stores(stores: &Stores, routing: &Routing) -> Value {
 
 /// The members of a store, the primary first, as they said at the last look.
 fn members(store: &Store) -> Value {
-    let shown = store.standbys().shown();
+    let shown = store.members().shown();
     let primary = shown
         .members
         .iter()

@@ -13,21 +13,8 @@ use metrics::{gauge, histogram};
 
 use crate::execute::Effect;
 use crate::feeds::Feeds;
-use crate::stores::Stores;
 use crate::stores::state::Phase;
-
-/// What a look at the members of a store has shown.
-pub fn standbys(store: &str, wanted: usize, in_sync: usize, trouble: bool) {
-    let set = |name: &'static str, value: f64| gauge!(name, "store" => store.to_owned()).set(value);
-    set(STANDBYS, wanted as f64);
-    set(IN_SYNC, in_sync as f64);
-    set(STANDBY_TROUBLE, f64::from(u8::from(trouble)));
-}
-
-/// A standby of a store was told to serve.
-pub fn failover(store: &str) {
-    counter!(FAILOVERS, "store" => store.to_owned()).increment(1);
-}
+use crate::stores::{Store, Stores};
 
 struct Definition {
     name: &'static str,
@@ -373,6 +360,16 @@ impl StoreMetrics {
     }
 }
 
+/// What the last look at the members of a store has shown.
+fn observe_members(store: &Store) {
+    let (members, shown) = (store.members(), store.members().shown());
+    let set = |name: &'static str, value: f64| gauge!(name, "store" => store.name().to_owned()).set(value);
+    set(STANDBYS, shown.wanted as f64);
+    set(IN_SYNC, shown.in_sync as f64);
+    set(STANDBY_TROUBLE, f64::from(u8::from(shown.trouble.is_some())));
+    counter!(FAILOVERS, "store" => store.name().to_owned()).absolute(members.failovers());
+}
+
 /// An offset in seconds; NaN if unknown.
 fn seconds(micros: Option<i64>) -> f64 {
     micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
@@ -477,6 +474,9 @@ impl Observing {
                 state.set(f64::from(u8::from(phase.word() == word)));
             }
             metrics.clock.set(seconds(stores.clocks().offset(store.index)));
+            if store.is_shard() {
+                observe_members(store);
+            }
         }
         self.own_clock.set(seconds(stores.clocks().own_offset()));
         self.has_leader.set(f64::from(u8::from(any)));

@@ -6,22 +6,21 @@ pub mod calls;
 pub mod failover;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, MembersChange, MembersRefusal, StoreObject, StoreState};
-use kindred_router_core::standbys::{self, Look, Role, Said, Step, Wish, addresses, has_members};
+use kindred_router_core::standbys::{self, Look, Role, Said, Step, addresses, has_members};
 use kindred_transport::Endpoint;
-use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::meta::take::StateKeeper;
 use crate::meta::{ChangeError, Next};
-use crate::metrics;
 use crate::stores::Store;
+use crate::stores::members::Shown;
 use calls::Calls;
 
 /// How often members are looked at, and while something is under way.
@@ -29,41 +28,6 @@ const EVERY: Duration = Duration::from_millis(200);
 const HURRY: Duration = Duration::from_millis(25);
 /// How long a look waits for answers. A member that hangs is not to hold up what is done with the others.
 const PATIENCE: Duration = Duration::from_millis(50);
-
-/// What a router knows of the members of a store, and what operators wish.
-#[derive(Debug, Default)]
-pub struct Standbys {
-    wish: Mutex<Option<Wish>>,
-    /// Something was wished.
-    wished: Notify,
-    shown: watch::Sender<Arc<Shown>>,
-}
-
-/// The last look at the members of a store.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Shown {
-    /// Why the store has less than it is to have; `None` if all is well, or it is to have no standbys.
-    pub trouble: Option<String>,
-    /// What each member says, by its address, the primary's first; `Err` says why it does not answer.
-    pub members: Vec<(String, Result<Said, String>)>,
-}
-
-impl Standbys {
-    /// The last look.
-    #[must_use]
-    pub fn shown(&self) -> Arc<Shown> {
-        self.shown.borrow().clone()
-    }
-
-    fn wish(&self) -> Option<Wish> {
-        self.wish.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_wish(&self, wish: Option<Wish>) {
-        *self.wish.lock().unwrap_or_else(PoisonError::into_inner) = wish;
-        self.wished.notify_one();
-    }
-}
 
 /// Looks after the members of a store, for ever.
 pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
@@ -86,7 +50,7 @@ pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
         let pause = rounds.round(&object).await;
         tokio::select! {
             () = tokio::time::sleep_until(began + pause) => {}
-            () = store.standbys().wished.notified() => {}
+            () = store.members().wished() => {}
             changed = states.changed() => if changed.is_err() { return },
         }
     }
@@ -121,7 +85,7 @@ impl Rounds {
 
     fn forget(&mut self) {
         self.looks.clear();
-        self.store.standbys().shown.send_replace(Arc::default());
+        self.store.members().show(Shown::default());
     }
 
     /// Looks at all members, and takes the next steps. Returns after which time to look again.
@@ -129,7 +93,7 @@ impl Rounds {
         let urls = addresses(object);
         self.looks.retain(|url, _| urls.contains(url));
         self.look(&urls).await;
-        let wish = self.store.standbys().wish();
+        let wish = self.store.members().wish();
         let decision = standbys::decide(object, &self.looks, self.began.elapsed(), wish.as_ref());
         // While something is done, all is not well yet.
         let trouble = match (&decision.trouble, decision.steps.is_empty()) {
@@ -202,9 +166,8 @@ impl Rounds {
         });
         let in_sync = object.members.as_ref().map_or(0, |members| members.in_sync.len());
         let wanted = object.standby.as_ref().map_or(0, |standby| standby.endpoints.len());
-        metrics::standbys(self.store.name(), wanted, in_sync, trouble.is_some());
-        let shown = Shown { trouble, members: members.collect() };
-        self.store.standbys().shown.send_replace(Arc::new(shown));
+        let shown = Shown { trouble, members: members.collect(), wanted, in_sync };
+        self.store.members().show(shown);
     }
 
     async fn step(&self, step: &Step) -> Result<(), String> {
@@ -212,7 +175,7 @@ impl Rounds {
             let done = self.calls.tell(step).await;
             if done.is_ok() && matches!(step, Step::Promote { .. }) {
                 tracing::info!(store = self.store.name(), ?step, "a standby serves the store");
-                metrics::failover(self.store.name());
+                self.store.members().count_failover();
                 // It is to be reached at once.
                 self.store.relinked().notify_one();
             }

@@ -11,6 +11,7 @@ pub mod failure;
 pub mod fence;
 mod identify;
 mod list;
+pub mod members;
 pub mod modes;
 pub mod monitor;
 pub mod pool;
@@ -47,12 +48,11 @@ use tonic::{Request, Status};
 use batch_stream::BatchStream;
 use fence::FenceCell;
 pub use list::{STORES_MAX, StoreListError, Stores};
+use members::StoreMembers;
 use modes::ToldCell;
 use pool::{Pool, Pooled};
 use releases::Releases;
 use state::{Phase, StateCell};
-
-use crate::standbys::Standbys;
 
 /// The configuration of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,7 +167,7 @@ pub struct Store {
     /// Held while the link is replaced or a handshake over it is accepted; never across an await.
     relinking: Mutex<()>,
     /// Its members.
-    standbys: Standbys,
+    members: StoreMembers,
     /// Told when it is reached at another address, so that it is asked who it is at once.
     relinked: Notify,
     /// Cancelled when the store is removed; ends its tasks.
@@ -196,7 +196,7 @@ impl Store {
             met: Mutex::default(),
             trouble: Mutex::default(),
             relinking: Mutex::new(()),
-            standbys: Standbys::default(),
+            members: StoreMembers::default(),
             relinked: Notify::new(),
             removed: CancellationToken::new(),
             releases: Releases::default(),
@@ -237,8 +237,8 @@ impl Store {
 
     /// The members of the store.
     #[must_use]
-    pub fn standbys(&self) -> &Standbys {
-        &self.standbys
+    pub fn members(&self) -> &StoreMembers {
+        &self.members
     }
 
     /// Told when the store may be reached at once, whatever was tried before.

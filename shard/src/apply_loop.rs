@@ -68,6 +68,8 @@ pub(crate) enum Control {
         /// Told when it has.
         answer: oneshot::Sender<Result<(), KvError>>,
     },
+    /// As a former primary: to wait for no standby, and to go on behind what another member may have shown.
+    Reopen { behind: Revision, answer: oneshot::Sender<Result<(), KvError>> },
 }
 
 impl From<Said> for Control {

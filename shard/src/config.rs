@@ -123,6 +123,12 @@ pub struct Options {
     /// once it was promoted.
     #[arg(long, value_name = "URL")]
     pub standby_of: Option<String>,
+    /// Make this member of a store start from its disk again, though it was to follow another one: the others are lost. It
+    /// must not run. This ends at once; start the member as always then, and have it serve by `kindred store failover NAME
+    /// --to URL --force`.
+    #[arg(long)]
+    #[serde(skip)]
+    pub reclaim: bool,
     /// kube-apiserver's --etcd-prefix [default: /registry].
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -194,6 +200,8 @@ pub struct Settings {
     pub insecure_listen: bool,
     /// The primary to follow.
     pub standby_of: Option<Endpoint>,
+    /// The member is only to be made to start from its disk.
+    pub reclaim: bool,
     /// What a standby shows to its primary.
     pub secret: Option<Secret>,
     pub standby_tls: StandbyTlsArgs,
@@ -303,6 +311,7 @@ impl Options {
             insecure_listen: self.insecure_listen || file.insecure_listen,
             wall_clock_offset: self.wall_clock_offset.or(file.wall_clock_offset),
             standby_of: self.standby_of.or(file.standby_of),
+            reclaim: self.reclaim,
             etcd_prefix: self.etcd_prefix.or(file.etcd_prefix),
             max_request_bytes: self.max_request_bytes.or(file.max_request_bytes),
             max_txn_ops: self.max_txn_ops.or(file.max_txn_ops),
@@ -435,6 +444,7 @@ impl Options {
             routers,
             insecure_listen: self.insecure_listen,
             standby_of,
+            reclaim: self.reclaim,
             secret,
             standby_tls,
             wall_clock_offset_micros: errors.or(in_field("wall-clock-offset", offset), 0),

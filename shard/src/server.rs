@@ -53,6 +53,7 @@ use crate::{
     standby::{
         following::{self, Copied, Incoming, Target},
         membership::{self, Following, Membership},
+        reclaim,
         role::{Does, Role},
         shipping::Shipping,
     },
@@ -74,6 +75,9 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::resolve(args)?;
     let _logging = begin_logging(&settings.log_level)?;
+    if settings.reclaim {
+        return reclaim(&settings);
+    }
     kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
@@ -85,6 +89,19 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         running.announce()?;
         running.finish().await
     })
+}
+
+fn reclaim(settings: &Settings) -> anyhow::Result<()> {
+    let directory = settings.data_dir.as_deref().context("--reclaim: name the member's --data-dir")?;
+    let kept = Directory::take(directory)?;
+    let role =
+        reclaim::reclaim(kept.path()).with_context(|| format!("--reclaim: {}", directory.display()))?;
+    tracing::warn!(
+        directory = %directory.display(),
+        term = role.term.0,
+        "started as always, this member has what its disk has, and serves nothing before kindred store failover --force names it"
+    );
+    Ok(())
 }
 
 /// Begins the log of this process, unless it has one already.
@@ -182,7 +199,8 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     let of_standbys = StandbyService::new(member.clone(), membership.clone(), store);
     let front = Front::new(member.clone(), ShardService::new(member.clone(), joined), of_standbys);
     if let (Some(incoming), Some(following)) = (incoming, &membership.following) {
-        let handing = following::hand_over(incoming, handle.clone(), following.clone());
+        let handing =
+            following::hand_over(incoming, handle.clone(), following.clone(), settings.data_dir.clone());
         *following.handing.lock().await = Some(tokio::spawn(handing));
     }
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;

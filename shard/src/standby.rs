@@ -19,6 +19,7 @@ pub mod following;
 pub mod member;
 pub mod membership;
 pub mod primary;
+pub mod reclaim;
 pub mod role;
 pub mod shipping;
 

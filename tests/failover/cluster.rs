@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// A router.
 pub struct Router {
-    pub process: Process,
+    _process: Process,
     pub client: Client,
     pub admin: Admin,
 }
@@ -88,7 +88,7 @@ impl Member {
 
 /// The cluster.
 pub struct Cluster {
-    pub meta: Etcd,
+    _meta: Etcd,
     pub routers: Vec<Router>,
     pub members: Vec<Member>,
     _default: Shard,
@@ -132,7 +132,7 @@ impl Cluster {
             routers.push(router(dir, name, &meta, &file).await?);
         }
         let members = vec![Member::new(first, &stop)];
-        Ok(Self { meta, routers, members, _default: default, stop })
+        Ok(Self { _meta: meta, routers, members, _default: default, stop })
     }
 
     /// Starts so many standbys, says that the store is to have them, and waits until they are in sync.
@@ -194,6 +194,24 @@ impl Cluster {
         }
     }
 
+    /// Waits until every router says that only an operator can go on.
+    pub async fn waits_for_an_operator(&self) -> anyhow::Result<()> {
+        for router in &self.routers {
+            wait_for("the loss to be known", LIMIT, || async {
+                let stores = router.admin.ok("GET", "/api/v1/stores", &json!({})).await?;
+                Ok(stores.to_string().contains("--force").then_some(()))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Has a member serve by force.
+    pub async fn force(&self, to: &str) -> anyhow::Result<()> {
+        let body = json!({ "store": STORE, "to": to, "force": true });
+        self.failover(&body).await.map(drop)
+    }
+
     /// The member at an address.
     pub fn member(&self, url: &str) -> anyhow::Result<&Member> {
         self.members.iter().find(|member| member.url == url).with_context(|| format!("no member at {url}"))
@@ -243,5 +261,5 @@ async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyhow::R
     let process = Process::start(dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
     let (client, admin) = (Client::lazy(&field("listen")?)?, Admin::at(&field("admin")?));
-    Ok(Router { process, client, admin })
+    Ok(Router { _process: process, client, admin })
 }

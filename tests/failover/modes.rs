@@ -1,11 +1,14 @@
 //! What a store with standbys does by its configuration: two standbys, a primary that waits for a lost standby, standbys
 //! that nobody waits for, a standby that is removed, and members that all come back at once.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
 use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
-use kindred_tests::scenario::{self, wait_for};
+use kindred_tests::{
+    process::our_binary,
+    scenario::{self, wait_for},
+};
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -174,6 +177,81 @@ async fn forced(dir: &Path) -> anyhow::Result<()> {
     // The former primary comes back as a standby.
     cluster.member(&primary)?.up();
     ensure!(cluster.in_sync(0).await? == standby);
+    Ok(())
+}
+
+#[test]
+fn r14_a_former_primary_goes_on_by_force_where_its_successor_is_lost() {
+    scenario::run("failover_former", 3 * LIMIT, |dir| async move { former(&dir).await });
+}
+
+async fn former(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({})).await?;
+    let first = cluster.in_sync(1).await?;
+    let shown = cluster.written("before").await?;
+    cluster.member(&first)?.kill().await?;
+    let lost = cluster.written("lost").await?;
+    cluster.other(&first)?.kill().await?;
+    // It comes back when nobody takes the lost one for alive any more.
+    cluster.waits_for_an_operator().await?;
+    cluster.member(&first)?.up();
+    cluster.force(&first).await?;
+    ensure!(cluster.value().await? == "before", "what was written at the lost one is gone");
+    let after = cluster.written("after").await?;
+    ensure!((after >> 10) - (lost >> 10) >= 10_000_000, "{after} follows {lost}");
+    let watching = Watching::start(&cluster.routers[1].client, "/registry/pods/", shown).await?;
+    watching.until(after).await?;
+    let later = Watching::start(&cluster.routers[1].client, "/registry/pods/", lost).await?;
+    let ended = later.until(after).await.err().context("the watch was not told")?;
+    ensure!(format!("{ended:#}").contains("compacted"), "{ended:#}");
+    // The lost one comes back all the same: it follows, and what only it had is gone.
+    cluster.other(&first)?.up();
+    ensure!(cluster.in_sync(1).await? == first);
+    ensure!(cluster.value().await? == "after");
+    // What the reopened one keeps, it has after a restart too.
+    cluster.member(&first)?.kill().await?;
+    ensure!(cluster.value().await? == "after");
+    cluster.member(&first)?.up();
+    ensure!(cluster.in_sync(1).await? == cluster.other(&first)?.url);
+    Ok(())
+}
+
+#[test]
+fn r14_a_member_that_was_to_follow_starts_from_its_disk_where_the_others_are_lost() {
+    scenario::run("failover_reclaim", 3 * LIMIT, |dir| async move { reclaimed(&dir).await });
+}
+
+async fn reclaimed(dir: &Path) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({})).await?;
+    let first = cluster.in_sync(1).await?;
+    let reclaim = |folder: &str| {
+        let directory = format!("--data-dir={}", dir.join(folder).display());
+        let output = Command::new(our_binary("kindred-shard")?).args(["--reclaim", &directory]).output()?;
+        anyhow::Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    let (done, said) = reclaim("second")?;
+    ensure!(!done && said.contains("second"), "it runs: {said}");
+    cluster.written("both").await?;
+    // A standby logs without haste.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for member in &cluster.members {
+        member.kill().await?;
+    }
+    cluster.waits_for_an_operator().await?;
+    let (done, said) = reclaim("first")?;
+    ensure!(!done && said.contains("a primary already"), "{said}");
+    let (done, said) = reclaim("second")?;
+    ensure!(done, "{said}");
+    let second = cluster.other(&first)?;
+    second.up();
+    cluster.force(&second.url).await?;
+    ensure!(cluster.value().await? == "both");
+    cluster.written("after").await?;
+    cluster.member(&first)?.up();
+    ensure!(cluster.in_sync(1).await? == second.url);
+    ensure!(cluster.value().await? == "after");
     Ok(())
 }
 

@@ -44,6 +44,8 @@ pub struct Follower {
     pub follows: bool,
     /// Whether it has a whole copy on its disk.
     pub whole: bool,
+    /// Whether everything waits for it at the moment.
+    pub counts: bool,
     /// Whether it counts, and has all that was shown when it began to.
     pub has_shown: bool,
     /// Batches that it has not received.
@@ -203,6 +205,12 @@ fn needs_after(said: &Said, term: Term) -> bool {
     said.term > term || (said.term == term && said.prepared.is_some())
 }
 
+/// Whether the record names a former primary that cannot go on by itself, because it has not seen everything.
+fn is_reinstated(members: &Members, said: &Said) -> bool {
+    let waits = said.role == Role::Primary && (said.in_doubt || said.yielded) && said.named < members.term;
+    waits && members.forced.is_some() && members.in_sync.is_empty()
+}
+
 /// A store, and what is known of it.
 struct Of<'a> {
     store: &'a StoreObject,
@@ -282,12 +290,22 @@ impl<'a> Of<'a> {
         }
         match self.by_id(&members.primary) {
             Some((url, said)) if said.role == Role::Standby => self.promoted(members, url, said),
+            Some((url, said)) if is_reinstated(members, said) => self.reinstated(members, url, said),
             Some((url, said)) if said.role == Role::Primary && !said.in_doubt => {
                 self.serves(members, url, said)
             }
             Some((url, said)) if said.role == Role::Primary => self.in_doubt(members, url, said),
             _ => self.lost(members),
         }
+    }
+
+    /// The record names a former primary by force: it is told.
+    fn reinstated(&self, members: &Members, url: &str, said: &Said) -> Decision {
+        let doing = "a former primary opens in the place of a lost one (R14)";
+        if said.term > members.term {
+            return self.write(members.term, said.term, MembersChange::InSync(Vec::new())).but(doing);
+        }
+        Decision::step(self.promotion(members, url, false)).but(doing)
     }
 
     /// The record names a standby as the primary: it is told.
@@ -302,23 +320,22 @@ impl<'a> Of<'a> {
             let same = MembersChange::InSync(members.in_sync.clone());
             return self.write(members.term, said.term, same).but("a standby takes over");
         }
-        let known = self.looks.values().filter_map(|look| look.said.as_ref()).map(|(_, said)| said);
-        let above = known.map(|said| said.incarnation).max().unwrap_or(0);
         // It had yielded when the record was written, and serves again by no call that a later record does not say.
         let yielded = self.fresh.iter().any(|(_, other)| other.role == Role::Primary && other.yielded);
-        let step = Step::Promote {
-            url: url.to_owned(),
-            term: members.term,
-            incarnation_above: above,
-            yielded,
-            forced: members.forced,
-        };
+        let step = self.promotion(members, url, yielded);
         let said = if members.forced.is_some() {
             "a standby opens in the place of a lost primary (R14)"
         } else {
             "a standby takes over"
         };
         Decision::step(step).but(said)
+    }
+
+    fn promotion(&self, members: &Members, url: &str, yielded: bool) -> Step {
+        let known = self.looks.values().filter_map(|look| look.said.as_ref()).map(|(_, said)| said);
+        let incarnation_above = known.map(|said| said.incarnation).max().unwrap_or(0);
+        let (url, term, forced) = (url.to_owned(), members.term, members.forced);
+        Step::Promote { url, term, incarnation_above, yielded, forced }
     }
 
     /// The primary serves, or has yielded.
@@ -399,7 +416,10 @@ impl<'a> Of<'a> {
         }
         let news: Vec<MemberId> = ready
             .iter()
-            .filter(|follower| !primary.counted.contains(&follower.id) || added.contains(&follower.id))
+            .filter(|follower| {
+                // What the primary keeps on its disk may be more than what it waits for.
+                !primary.counted.contains(&follower.id) || !follower.counts || added.contains(&follower.id)
+            })
             .map(|follower| follower.id.clone())
             .collect();
         if !news.is_empty() {
@@ -622,6 +642,13 @@ impl<'a> Of<'a> {
             );
             return Decision::waits(text, false);
         };
+        if let Some(former) = self.at(to).filter(|said| said.role == Role::Primary) {
+            // In a later term than the record's it refuses what an older record says.
+            if former.term <= members.term || !(former.in_doubt || former.yielded) {
+                return Decision::step(Step::Yield { url: to.clone(), term: self.next });
+            }
+            return self.promote(members, to, former, Some(*opens_at));
+        }
         let Some(standby) = self.at(to).filter(|said| said.role == Role::Standby && said.whole) else {
             return Decision::waits(format!("{to} is no standby with a whole copy: {}", self.why(to)), false);
         };

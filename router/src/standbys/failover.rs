@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::Shown;
 use crate::admin::status::ApiError;
 use crate::moves::mover::Mover;
 use crate::stores::Store;
+use crate::stores::members::Shown;
 
 /// How long a planned handover may take; usually it takes some ten milliseconds.
 const HANDOVER_MAX: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ struct Wished<'s>(&'s Store);
 
 impl Drop for Wished<'_> {
     fn drop(&mut self) {
-        self.0.standbys().set_wish(None);
+        self.0.members().set_wish(None);
     }
 }
 
@@ -128,14 +128,14 @@ impl FailoverBody {
             return Err(ApiError::NotImplemented(crate::meta::MetaError::None.to_string()));
         }
         let store = mover.stores.get(store_ix(at)).clone();
-        let wish = self.wish(object, &store.standbys().shown(), mover.stores.clocks().reference())?;
+        let wish = self.wish(object, &store.members().shown(), mover.stores.clocks().reference())?;
         let (to, limit) = match &wish {
             Wish::Handover { to } => (to.clone(), HANDOVER_MAX),
             Wish::Force { to, .. } => (to.clone(), FORCE_MAX),
         };
         let before = object.members.as_ref().map(|members| members.term);
         let began = Instant::now();
-        store.standbys().set_wish(Some(wish));
+        store.members().set_wish(Some(wish));
         let _wished = Wished(&store);
         loop {
             let state = mover.keeper.cluster.state();
@@ -151,7 +151,7 @@ impl FailoverBody {
                 }));
             }
             if began.elapsed() >= limit {
-                let trouble = store.standbys().shown().trouble.clone();
+                let trouble = store.members().shown().trouble.clone();
                 let why = trouble.unwrap_or_else(|| store.state().reason());
                 let what =
                     format!("store {}: {to} does not serve after {} s: {why}", self.store, limit.as_secs());

@@ -140,6 +140,12 @@ impl Machine {
                 behind.into_iter().for_each(|ceiling| self.core.is_behind(ceiling));
                 self.promoted = Some(answer);
             }
+            Control::Reopen { behind, answer } => {
+                // What waits for its standbys is published.
+                self.shipping.stands_alone();
+                self.core.reopens(behind);
+                self.promoted = Some(answer);
+            }
         }
     }
 

@@ -51,6 +51,11 @@ impl Core {
         }
     }
 
+    /// A former primary: another one may have shown everything below this ceiling. It goes on as a standby does.
+    pub fn reopens(&mut self, ceiling: Revision) {
+        self.replica = Some(Replica { ceiling, modes: None, behind: true });
+    }
+
     /// Goes on in the primary's place. Everything must be on disk and published, a ceiling above the primary's too.
     ///
     /// # Errors

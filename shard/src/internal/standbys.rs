@@ -138,6 +138,7 @@ impl StandbyService {
                 }
                 self.control(|answer| Control::Promote { behind, answer }).await??;
             }
+            Act::Reopen { behind } => self.control(|answer| Control::Reopen { behind, answer }).await??,
             Act::Refuse => {
                 if !self.member.handle.control(Said::Superseded).await {
                     return Err(KvError::Stopped.into());

@@ -1,7 +1,7 @@
 //! The connection of a standby to its primary. It has a thread of its own: what comes is acknowledged when it is received,
 //! whatever the loop is doing (R18, R20).
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use kindred_engine::{durability::Logged, recover::Recovered};
 use kindred_partition_config::ids::{Revision, Slot, Term};
@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use super::{MemberId, Position, follower::NotDone, membership::Following};
+use super::{MemberId, Position, follower::NotDone, membership::Following, reclaim};
 use crate::{apply_loop::call, durability::recovery::shipped, handle::Handle};
 
 /// How long a standby waits before it connects again.
@@ -254,7 +254,12 @@ async fn next(stream: &mut Streaming<pb::FollowResponse>) -> Result<follow_respo
 }
 
 /// Hands what was received to the loop, in order, until nothing comes any more.
-pub async fn hand_over(mut incoming: mpsc::Receiver<Incoming>, handle: Handle, following: Arc<Following>) {
+pub async fn hand_over(
+    mut incoming: mpsc::Receiver<Incoming>,
+    handle: Handle,
+    following: Arc<Following>,
+    directory: Option<PathBuf>,
+) {
     let mut look_at = tokio::time::Instant::now();
     let mut together = Vec::new();
     while incoming.recv_many(&mut together, WAITING_MAX).await > 0 {
@@ -268,6 +273,9 @@ pub async fn hand_over(mut incoming: mpsc::Receiver<Incoming>, handle: Handle, f
             if handle.call(call::IsCovered {}).await == Ok(true) {
                 following.set_whole();
                 tracing::info!("a whole copy is on disk");
+                if let Some(Err(error)) = directory.as_deref().map(reclaim::note_whole) {
+                    tracing::warn!(%error, "a later start will not know that this copy was whole");
+                }
             }
         }
         tokio::time::sleep(TOGETHER).await;

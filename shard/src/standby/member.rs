@@ -26,7 +26,8 @@ pub enum Call {
     Yield { term: Term },
     /// Nothing is acknowledged any more, so that this standby can take over. Without a name any member may be meant.
     Prepare { term: Term, member: Option<MemberId> },
-    /// The record names this standby as the primary. `yielded`: its former primary had yielded before.
+    /// The record names this standby as the primary. `yielded`: its former primary had yielded before. By force, it may be
+    /// a former primary that cannot go on by itself: whoever took its place is dead.
     Promote { term: Term, incarnation_above: u64, yielded: bool, forced_opens_at_micros: Option<u64> },
     /// Another member is the primary.
     Supersede { term: Term, primary: String, started_as: Option<String> },
@@ -46,6 +47,9 @@ pub enum Act {
     /// Everything received is to be handed to the loop and nothing else any more, and the loop is to go on in the primary's
     /// place. Its primary may have shown everything below `behind`.
     TakeOver { behind: Option<Revision> },
+    /// The loop of a former primary is to wait for no standby any more, and to go on behind what another one may have shown;
+    /// it executes nothing yet, as after [`Act::Yield`].
+    Reopen { behind: Revision },
     /// The loop is to refuse everything.
     Refuse,
     /// The process is to end.
@@ -296,9 +300,21 @@ impl MemberMachine {
         at: &At<'_>,
     ) -> Result<Doing, Refusal> {
         self.check(term)?;
-        if self.serves() && self.role.term == term {
+        if self.serves() && self.role.named == term {
             // It repeats the call.
             return Ok(Doing::new([]));
+        }
+        let incarnation = self.incarnation.max(incarnation_above).saturating_add(1);
+        let primary = Role { term, named: term, ..Role::alone() };
+        if self.serves() && (self.in_doubt || self.yielded) {
+            let behind = opens_at(forced_opens_at_micros, at.wall_micros)?.ok_or(Refusal::NotStandby)?;
+            let acts = [
+                Act::Reopen { behind },
+                Act::KeepIncarnation(incarnation),
+                Act::Keep(primary),
+                Act::Count { ids: Vec::new(), recorded: true },
+            ];
+            return Ok(Doing::new(acts));
         }
         let standby = at.standby.as_ref().ok_or(Refusal::NotStandby)?;
         match yielded {
@@ -306,8 +322,6 @@ impl MemberMachine {
             false => standby.follower.may_be_promoted(term, standby.now)?,
         }
         let behind = opens_at(forced_opens_at_micros, at.wall_micros)?;
-        let incarnation = self.incarnation.max(incarnation_above).saturating_add(1);
-        let primary = Role { term, named: term, ..Role::alone() };
         Ok(Doing::new([Act::TakeOver { behind }, Act::KeepIncarnation(incarnation), Act::Keep(primary)]))
     }
 
@@ -319,7 +333,8 @@ impl MemberMachine {
         at: &At<'_>,
     ) -> Result<Doing, Refusal> {
         self.check(term)?;
-        if self.serves() && self.role.term == term && !self.in_doubt {
+        // A later term may be its own only because it was to count or to yield in it.
+        if self.serves() && self.role.named == term && !self.in_doubt {
             return Err(Refusal::IsPrimary(term));
         }
         let hears = at.standby.as_ref().is_some_and(|standby| standby.follower.silent(standby.now) < HEARS);

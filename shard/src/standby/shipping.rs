@@ -216,6 +216,13 @@ impl Shipping {
         !self.superseded && !self.yielded && self.primary.answers(now) && !self.is_full()
     }
 
+    /// Waits for no standby any more, and executes nothing: whoever took its place is dead, and it is to go on by force.
+    pub fn stands_alone(&mut self) {
+        (self.yielded, self.superseded) = (true, false);
+        // Nobody is to be added, so nobody is missing.
+        let _ = self.count(&[], true);
+    }
+
     /// Whether too much waits for a standby that counts.
     fn is_full(&self) -> bool {
         let full = |standby: &Standby| {
@@ -647,6 +654,21 @@ mod tests {
         assert!(!world.shipping.answers(world.now), "the other one may be the primary by now");
         assert!(world.count(&["a"]).try_recv().is_ok());
         heard(&mut world);
+        assert!(world.shipping.answers(world.now));
+    }
+
+    #[test]
+    fn r14_a_former_primary_that_is_to_go_on_by_force_waits_for_nobody() {
+        let mut world = World::new();
+        let _shipments = world.counted("a");
+        world.put(1);
+        // It was to end, and its disk did not take that.
+        world.control(Said::Superseded);
+        world.shipping.stands_alone();
+        world.hand_over();
+        assert_eq!(world.shown(), 1, "what waited for the standby is published");
+        assert!(!world.shipping.answers(world.now) && !world.shipping.is_superseded());
+        assert!(world.count(&[]).try_recv().is_ok());
         assert!(world.shipping.answers(world.now));
     }
 

@@ -64,8 +64,8 @@ fn standby(name: &str, term: u64) -> Said {
 }
 
 fn follower(name: &str) -> Follower {
-    let (follows, whole, has_shown) = (true, true, true);
-    Follower { id: id(name), follows, whole, has_shown, behind: 0, silent: 10 * MS }
+    let (follows, whole, counts, has_shown) = (true, true, true, true);
+    Follower { id: id(name), follows, whole, counts, has_shown, behind: 0, silent: 10 * MS }
 }
 
 fn silent(name: &str) -> Follower {
@@ -160,6 +160,17 @@ fn r19_a_standby_counts_before_the_record_names_it() {
         [],
         "it is not one of the store's"
     );
+}
+
+/// What it keeps on its disk may be more than what its loop waits for, after a disk that refused.
+#[test]
+fn r19_a_standby_that_only_the_disk_of_the_primary_counts_is_counted_again() {
+    let follows = |counts| Follower { counts, has_shown: false, ..follower("b") };
+    let b = standby("b", 4);
+    let mut a = Said { followers: vec![follows(true)], ..primary("a", 5, &["b"]) };
+    assert_eq!(steps(&store(4, &[], &alone()), &[(A, &a), (B, &b)]), [], "it catches up");
+    a.followers = vec![follows(false)];
+    assert_eq!(steps(&store(4, &[], &alone()), &[(A, &a), (B, &b)]), count(6, &["b"], false));
 }
 
 #[test]
@@ -379,6 +390,41 @@ fn r14_by_force_a_standby_is_promoted_that_may_lack_something() {
     // Another one has become the primary since, of which the operator said nothing.
     let wish = Wish::Force { to: C.to_owned(), dead: id("b"), opens_at: 9 };
     assert_eq!(decide(&store, &looks(&[(C, &c)]), NOW, Some(&wish)).steps, []);
+}
+
+#[test]
+fn r14_by_force_a_former_primary_goes_on_where_the_one_that_was_promoted_is_dead() {
+    let mut store = store(5, &[], &alone());
+    store.members.as_mut().unwrap().primary = id("dead");
+    let wish = Wish::Force { to: A.to_owned(), dead: id("dead"), opens_at: 9 };
+    let with = |store: &StoreObject, a: &Said| decide(store, &looks(&[(A, a)]), NOW, Some(&wish)).steps;
+    // It still waits for its standbys: then it is to execute nothing, in a term that no older record reaches.
+    let mut a = Said { named: Term(4), ..primary("a", 5, &["dead"]) };
+    let yields = Step::Yield { url: A.to_owned(), term: Term(6) };
+    assert_eq!(with(&store, &a), [yields.clone()]);
+    a.in_doubt = true;
+    assert_eq!(with(&store, &a), [yields], "its term is the record's");
+    (a.term, a.yielded) = (Term(6), true);
+    let promoted = MembersChange::Promote { member: id("a"), endpoint: A.to_owned(), forced: Some(9) };
+    assert_eq!(with(&store, &a), write(5, 6, promoted));
+    assert_eq!(steps(&store, &[(A, &a)]), [], "nobody wishes it");
+    // The record names it, whoever wished it: it is told, and serves only then.
+    let members = store.members.as_mut().unwrap();
+    (members.primary, members.term, members.forced) = (id("a"), Term(6), Some(9));
+    let promote = Step::Promote {
+        url: A.to_owned(),
+        term: Term(6),
+        incarnation_above: 4,
+        yielded: false,
+        forced: Some(9),
+    };
+    assert_eq!(steps(&store, &[(A, &a)]), [promote]);
+    let later = Said { term: Term(7), ..a.clone() };
+    assert_eq!(steps(&store, &[(A, &later)]), in_sync(6, 7, &[]));
+    // What was forced once is over when standbys count again.
+    store.members.as_mut().unwrap().in_sync = ids(&["b"]);
+    let b = Said { connected: false, silent: SUSPECT, ..standby("b", 6) };
+    assert_eq!(steps(&store, &[(A, &a), (B, &b)]), prepare(B, 7, "b"));
 }
 
 #[test]

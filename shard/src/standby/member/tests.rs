@@ -230,3 +230,43 @@ fn r19_a_former_primary_ends_and_the_primary_of_the_term_does_not() {
     assert!(matches!(&here.acts[..], [Act::Keep(_), Act::End]));
     assert_eq!(here.machine.may_be_followed(), Err(Some("http://b".to_owned())), "it tells others");
 }
+
+/// The record names a standby in the term in which it was to count, or in which this member has yielded.
+#[test]
+fn r19_a_term_that_a_primary_has_only_heard_of_may_be_another_ones() {
+    let mut here = Here::primary(&[]);
+    here.call(count(4, &["a"], false)).unwrap();
+    assert_eq!(here.call(supersede(4)), Ok(()));
+    let mut here = Here::primary(&["a"]);
+    here.call(count(3, &["a"], true)).unwrap();
+    here.call(Call::Yield { term: Term(4) }).unwrap();
+    assert_eq!(here.call(supersede(4)), Ok(()));
+}
+
+#[test]
+fn r14_a_former_primary_goes_on_by_force_behind_what_another_may_have_shown() {
+    let mut here = Here::primary(&["a"]);
+    assert!(here.machine.in_doubt());
+    assert_eq!(
+        here.call(promote(5, true, None)),
+        Err(Refusal::NotStandby),
+        "without force it is nobody's heir"
+    );
+    assert_eq!(here.call(promote(5, false, Some(9))), Err(Refusal::Opens { left: Duration::from_micros(9) }));
+    here.wall_micros = 9;
+    // Whatever was done before a crash, it is still in doubt, and nothing is executed.
+    for crash in 0..3 {
+        here.until(promote(5, false, Some(9)), crash).unwrap();
+        assert!(here.machine.in_doubt() && here.machine.role().counted == [id("a")]);
+    }
+    assert_eq!(here.call(promote(5, false, Some(9))), Ok(()));
+    let behind = Revision(9 << SLOT_BITS);
+    let primary = Role { term: Term(5), named: Term(5), ..Role::alone() };
+    let alone = Act::Count { ids: Vec::new(), recorded: true };
+    let incarnation = here.machine.incarnation();
+    let acts = [Act::Reopen { behind }, Act::KeepIncarnation(incarnation), Act::Keep(primary), alone];
+    assert_eq!(here.acts, acts);
+    assert!(!here.machine.in_doubt() && here.machine.serves());
+    assert_eq!(here.call(promote(5, false, Some(9))), Ok(()), "it repeats the call");
+    assert!(here.acts.is_empty());
+}

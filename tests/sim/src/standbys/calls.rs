@@ -127,6 +127,7 @@ impl Sim {
                 return;
             }
             Some(Act::Keep(_) | Act::KeepIncarnation(_)) => self.disk(),
+            Some(Act::Reopen { .. }) => self.disk(),
             Some(Act::TakeOver { .. }) => {
                 self.stops_following(m);
                 self.disk() + self.delay()
@@ -162,6 +163,7 @@ impl Sim {
                 self.hear(m, shipping::Said::Yield { answer });
             }
             Act::TakeOver { behind } => self.takes_over(m, behind),
+            Act::Reopen { behind } => self.reopens(m, behind),
             Act::Refuse => self.hear(m, shipping::Said::Superseded),
             Act::End => {}
         }
@@ -227,6 +229,7 @@ impl Sim {
             id: shown.id,
             follows: shown.follows,
             whole: shown.whole,
+            counts: shown.counts,
             has_shown: shown.has_shown,
             behind: shown.behind,
             silent: whole_millis(shown.silent),

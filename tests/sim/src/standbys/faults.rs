@@ -2,6 +2,7 @@
 
 use kindred_partition_config::model::{OnLoss, StandbyConfig, StandbyMode};
 use kindred_router_core::standbys::{Role, Wish, addresses};
+use kindred_shard::standby::member::MemberMachine;
 use kindred_shard::standby::role::Does;
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -305,11 +306,23 @@ impl Sim {
     /// An operator sees that the primary is dead for good, and no standby in sync takes over.
     fn force(&mut self) {
         let Some(members) = self.meta.members().cloned() else { return };
-        if (0..MEMBERS).any(|m| self.members[m].disk.id == members.primary) {
+        // A standby that starts again begins anew, as another member.
+        let lives = |m: usize| {
+            let member = &self.members[m];
+            let serves = member.disk.role.as_ref().is_none_or(|role| role.does == Does::Primary);
+            let runs = member.open.as_ref().is_some_and(|open| *open.machine.id() == members.primary);
+            member.disk.id == members.primary && (serves || runs)
+        };
+        if (0..MEMBERS).any(lives) {
             return;
         }
+        let waits = |m: usize| {
+            let open = self.members[m].open.as_ref().map(|open| &open.machine);
+            open.is_some_and(MemberMachine::serves)
+        };
         let fits = |m: &usize| {
-            let whole = self.members[*m].following.as_ref().is_some_and(|following| following.whole);
+            let whole =
+                self.members[*m].following.as_ref().is_some_and(|following| following.whole) || waits(*m);
             let wanted = addresses(self.meta.store()).contains(&url(*m));
             whole && wanted && self.is_the_store(*m)
         };
@@ -342,7 +355,11 @@ impl Sim {
             let wrong = member.following.as_ref().is_some_and(|following| following.primary != primary);
             member.open.is_none() && wrong && url(*m) != primary && self.processes[*m].up
         });
-        let serves = at_url(&primary).is_some_and(|at| self.is_the_store(at) && self.answers(at));
+        // One that waits for a lost standby answers nothing, and may be followed.
+        let serves = at_url(&primary).is_some_and(|at| {
+            let open = self.members[at].open.as_ref();
+            self.is_the_store(at) && open.is_some_and(|open| open.machine.may_be_followed().is_ok())
+        });
         if let Some(m) = waits.filter(|_| calm && serves) {
             self.counts.redirected += 1;
             self.note(|| format!("m{m} is started with another flag"));

@@ -178,7 +178,9 @@ impl Sim {
         let Some(members) = self.meta.members().cloned() else { return };
         for m in answer {
             let id = self.members[m].id.clone();
-            if id != members.primary {
+            // A router that has not seen the record may have had the one that it names follow again, in a later term. Then it
+            // is to be prepared once more, and has all that is shown until then.
+            if id != members.primary && !self.counts_at(m, &members.primary) {
                 let what = format!(
                     "m{m} answers, and the record of term {} names {}",
                     members.term, members.primary

@@ -268,6 +268,7 @@ impl Sim {
             Some(_) => open.engine.promote_behind(replica, mono),
         };
         let applied = open.engine.take_applied();
+        member.disk.records.extend(applied.fsync.into_iter().chain(applied.buffered));
         open.engine.publish();
         open.engine.publish_fsync(applied.mark);
         open.engine.ship(true);
@@ -276,6 +277,26 @@ impl Sim {
             return self.broke("panic", format!("m{m}: {error}"));
         }
         self.truth_promotes(m, behind.is_some());
+        self.turn_soon(m);
+    }
+
+    /// A former primary goes on by force.
+    pub fn reopens(&mut self, m: usize, behind: Revision) {
+        let Some(open) = &mut self.members[m].open else { return };
+        open.shipping.stands_alone();
+        // They hear nothing, as if they had given up.
+        open.answers.clear();
+        self.hand_over(m, Vec::new());
+        let (wall, mono) = (self.wall(m), self.mono_millis(m));
+        let Some(open) = &mut self.members[m].open else { return };
+        let promoted = open.engine.promote_behind(behind, mono);
+        let highest = open.engine.last_revision().max(behind);
+        self.members[m].disk.ceiling = ceiling::first(wall, highest, behind);
+        if let Err(error) = promoted {
+            return self.broke("panic", format!("m{m}: {error}"));
+        }
+        self.hand_over(m, Vec::new());
+        self.truth_promotes(m, true);
         self.turn_soon(m);
     }
 

@@ -354,6 +354,12 @@ impl Sim {
     }
 
     pub fn broke(&mut self, invariant: &'static str, what: String) {
+        if self.violation.is_none() {
+            for m in 0..MEMBERS {
+                let (said, now) = (self.shows(m), self.mono(m));
+                self.note(|| format!("m{m} at {now:?}: {said:?}"));
+            }
+        }
         self.note(|| format!("broke {invariant}: {what}"));
         self.violation.get_or_insert(Violation { invariant, what });
     }
