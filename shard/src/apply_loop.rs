@@ -69,7 +69,7 @@ pub(crate) enum Control {
         answer: oneshot::Sender<Result<(), KvError>>,
     },
     /// As a former primary: to wait for no standby, and to go on behind what another member may have shown.
-    Reopen { behind: Revision, answer: oneshot::Sender<Result<(), KvError>> },
+    Reopen { behind: Revision, in_doubt: bool, answer: oneshot::Sender<Result<(), KvError>> },
 }
 
 impl From<Said> for Control {

@@ -65,6 +65,8 @@ pub struct Engine {
     answer_waits: AnswerWaits,
     /// A replica's imports of units that are not opened: whether they count, a later table of units tells.
     imports: Vec<Imported>,
+    /// See [`Engine::found`].
+    found: Revision,
 }
 
 impl Engine {
@@ -94,6 +96,7 @@ impl Engine {
             tick: None,
             answer_waits: AnswerWaits::default(),
             imports: Vec::new(),
+            found: start,
             config,
         }
     }

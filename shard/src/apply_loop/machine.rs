@@ -140,10 +140,10 @@ impl Machine {
                 behind.into_iter().for_each(|ceiling| self.core.is_behind(ceiling));
                 self.promoted = Some(answer);
             }
-            Control::Reopen { behind, answer } => {
+            Control::Reopen { behind, in_doubt, answer } => {
+                self.core.reopens(behind, in_doubt);
                 // What waits for its standbys is published.
                 self.shipping.stands_alone();
-                self.core.reopens(behind);
                 self.promoted = Some(answer);
             }
         }

@@ -18,6 +18,8 @@ pub struct Replica {
     pub modes: Option<KindModes>,
     /// Whether its primary may have shown more than it has shipped.
     pub behind: bool,
+    /// At a former primary that has served: its last revision before another one took its place.
+    pub served_to: Option<Revision>,
 }
 
 impl Core {
@@ -51,9 +53,11 @@ impl Core {
         }
     }
 
-    /// A former primary: another one may have shown everything below this ceiling. It goes on as a standby does.
-    pub fn reopens(&mut self, ceiling: Revision) {
-        self.replica = Some(Replica { ceiling, modes: None, behind: true });
+    /// A former primary: another one may have shown everything below this ceiling. It goes on as a standby does. One that is
+    /// in doubt has served nothing since its start.
+    pub fn reopens(&mut self, ceiling: Revision, in_doubt: bool) {
+        let served_to = (!in_doubt).then(|| self.engine.last_revision());
+        self.replica = Some(Replica { ceiling, modes: None, behind: true, served_to });
     }
 
     /// Goes on in the primary's place. Everything must be on disk and published, a ceiling above the primary's too.
@@ -65,7 +69,10 @@ impl Core {
         let mono = self.clock.mono();
         let promoted = match replica.behind {
             false => self.engine.promote(replica.ceiling, mono),
-            true => self.engine.promote_behind(replica.ceiling, mono),
+            true => {
+                let after = replica.served_to.unwrap_or_else(|| self.engine.found());
+                self.engine.promote_behind(after, replica.ceiling, mono)
+            }
         };
         promoted.map_err(EngineError::from)?;
         // It goes on, so it must not begin anew when its clock is confirmed.

@@ -355,7 +355,7 @@ impl Opening {
         let modes_wait = (taken == Some(ModesTaken::AfterCheckpoint)).then_some(0);
         let mut core = Core::new(engine, clock, of_core);
         (core.found_nothing, core.keeps, core.modes_wait) = (found_nothing, true, modes_wait);
-        core.replica = copied.map(|ceiling| Replica { ceiling, modes: None, behind: false });
+        core.replica = copied.map(|ceiling| Replica { ceiling, modes: None, behind: false, served_to: None });
         Ok((core, Logs::OnDisk(Box::new(logs))))
     }
 }

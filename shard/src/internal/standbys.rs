@@ -138,7 +138,9 @@ impl StandbyService {
                 }
                 self.control(|answer| Control::Promote { behind, answer }).await??;
             }
-            Act::Reopen { behind } => self.control(|answer| Control::Reopen { behind, answer }).await??,
+            Act::Reopen { behind, in_doubt } => {
+                self.control(|answer| Control::Reopen { behind, in_doubt, answer }).await??;
+            }
             Act::Refuse => {
                 if !self.member.handle.control(Said::Superseded).await {
                     return Err(KvError::Stopped.into());

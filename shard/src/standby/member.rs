@@ -48,8 +48,8 @@ pub enum Act {
     /// place. Its primary may have shown everything below `behind`.
     TakeOver { behind: Option<Revision> },
     /// The loop of a former primary is to wait for no standby any more, and to go on behind what another one may have shown;
-    /// it executes nothing yet, as after [`Act::Yield`].
-    Reopen { behind: Revision },
+    /// it executes nothing yet, as after [`Act::Yield`]. In doubt, it has served nothing since its process started.
+    Reopen { behind: Revision, in_doubt: bool },
     /// The loop is to refuse everything.
     Refuse,
     /// The process is to end.
@@ -309,7 +309,7 @@ impl MemberMachine {
         if self.serves() && (self.in_doubt || self.yielded) {
             let behind = opens_at(forced_opens_at_micros, at.wall_micros)?.ok_or(Refusal::NotStandby)?;
             let acts = [
-                Act::Reopen { behind },
+                Act::Reopen { behind, in_doubt: self.in_doubt },
                 Act::KeepIncarnation(incarnation),
                 Act::Keep(primary),
                 Act::Count { ids: Vec::new(), recorded: true },

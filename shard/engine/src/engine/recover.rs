@@ -64,6 +64,7 @@ impl Recovery {
         engine.clock.recover(given)?;
         // The first revision shown must be readable, gaps end at it, and none that was lost may have been shown at or
         // above it. A clean stop leaves the very last revision, which the wall clock may still be behind.
+        engine.found = highest;
         let start = match copied {
             // The other engine goes on from there.
             true => given,

@@ -37,6 +37,7 @@ impl Engine {
             Logged::Compaction(at) => self.replicate_compaction(at)?,
             Logged::Modes(modes) => return Ok(Some(*modes)),
             Logged::Gap(gap) => {
+                self.found = self.found.max(gap.gap.until);
                 let mut gaps = self.space.kind_gaps().to_vec();
                 gaps.push((*gap).clone());
                 self.space.set_gaps(gaps);
@@ -53,6 +54,7 @@ impl Engine {
 
     fn replicate_version(&mut self, version: Version) -> Result<(), ClockOffset> {
         self.clock.recover(version.mod_revision())?;
+        self.found = self.found.max(version.mod_revision());
         let key = Key::copy_from(version.key());
         let lease = version.lease_id();
         let before = self.space.write(version).and_then(|before| before.lease_id());
@@ -78,6 +80,7 @@ impl Engine {
 
     fn replicate_compaction(&mut self, at: Revision) -> Result<(), ClockOffset> {
         self.clock.recover(at)?;
+        self.found = self.found.max(at);
         if at <= self.space.compacted {
             return Ok(());
         }
@@ -141,13 +144,24 @@ impl Engine {
         Ok(())
     }
 
-    /// The same in the place of an engine that may have shown more than was taken over, up to below the ceiling: every Kind
-    /// has a gap from the last revision here (R10).
+    /// All that was recovered and taken over is at or below this revision. The clock may be further: it begins at the
+    /// ceiling of whoever assigned before (R2), which may have shown anything below that.
+    #[must_use]
+    pub fn found(&self) -> Revision {
+        self.found
+    }
+
+    /// The same in the place of an engine that may have shown more than is here, up to below the ceiling: every Kind has a
+    /// gap from `after`, the last revision up to which nothing is missing here (R10).
     ///
     /// # Errors
     /// As [`Engine::promote`].
-    pub fn promote_behind(&mut self, ceiling: Revision, mono: MonoMillis) -> Result<(), ClockOffset> {
-        let after = self.clock.last();
+    pub fn promote_behind(
+        &mut self,
+        after: Revision,
+        ceiling: Revision,
+        mono: MonoMillis,
+    ) -> Result<(), ClockOffset> {
         self.promote(ceiling, mono)?;
         let gap = Gap { after, until: self.clock.last() };
         if gap.is_nothing() {

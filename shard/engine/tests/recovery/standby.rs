@@ -172,6 +172,36 @@ fn r18_a_kind_that_no_log_keeps_is_at_the_standby() {
     assert_eq!(replica.range(&range).expect("the present").kvs[0].version(), 2);
 }
 
+/// The clock of a copy begins at the ceiling of the other engine, which may have shown what it did not send below that.
+#[test]
+fn r14_the_gap_of_a_forced_standby_begins_at_what_it_has() {
+    let key = "/registry/services/specs/a/x";
+    let mut world = World::new(hlc(), mixed());
+    world.engine.ship(true);
+    world.apply(put(key, None));
+    world.log();
+    let has = world.engine.last_revision();
+    let mut recovered = Recovered { copied: true, start: Revision(1 << 40), ..Recovered::default() };
+    let mut walk = world.engine.copy_begin();
+    while world.engine.checkpoint_next(&mut walk, 9, 1 << 20, |logged| recovered.push(logged)) {}
+    let mut replica =
+        Engine::recover(config(hlc()), WallMicros(0), MONO, recovered).expect("no clock is off");
+    assert_eq!((replica.found(), replica.last_revision()), (has, Revision(1 << 40)));
+    // This one never arrives.
+    world.apply(put(key, None));
+    let lost = world.engine.last_revision();
+    publish(&mut replica);
+    replica.promote_behind(replica.found(), Revision(1 << 41), MONO).expect("no clock is off");
+    publish(&mut replica);
+    let range = || kindred_partition_config::key::KeyRange::Single(key.into());
+    for (start, is_told) in [(has, false), (lost, true), (lost.next(), true)] {
+        let stream = replica.watch_open();
+        replica.watch_create(stream, crate::common::watch(range(), Some(start))).expect("a watch");
+        let told = crate::common::pull(&mut replica, stream, 1 << 20);
+        assert_eq!(told.iter().any(|line| line.starts_with("compacted")), is_told, "{start}: {told:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(crate::cases())]
 

@@ -264,7 +264,12 @@ fn r14_a_former_primary_goes_on_by_force_behind_what_another_may_have_shown() {
     let primary = Role { term: Term(5), named: Term(5), ..Role::alone() };
     let alone = Act::Count { ids: Vec::new(), recorded: true };
     let incarnation = here.machine.incarnation();
-    let acts = [Act::Reopen { behind }, Act::KeepIncarnation(incarnation), Act::Keep(primary), alone];
+    let acts = [
+        Act::Reopen { behind, in_doubt: true },
+        Act::KeepIncarnation(incarnation),
+        Act::Keep(primary),
+        alone,
+    ];
     assert_eq!(here.acts, acts);
     assert!(!here.machine.in_doubt() && here.machine.serves());
     assert_eq!(here.call(promote(5, false, Some(9))), Ok(()), "it repeats the call");

@@ -163,7 +163,7 @@ impl Sim {
                 self.hear(m, shipping::Said::Yield { answer });
             }
             Act::TakeOver { behind } => self.takes_over(m, behind),
-            Act::Reopen { behind } => self.reopens(m, behind),
+            Act::Reopen { behind, in_doubt } => self.reopens(m, behind, in_doubt),
             Act::Refuse => self.hear(m, shipping::Said::Superseded),
             Act::End => {}
         }

@@ -265,7 +265,7 @@ impl Sim {
         let replica = if no_ceiling { Revision::ZERO } else { replica.max(behind.unwrap_or(replica)) };
         let promoted = match behind {
             None => open.engine.promote(replica, mono),
-            Some(_) => open.engine.promote_behind(replica, mono),
+            Some(_) => open.engine.promote_behind(open.engine.found(), replica, mono),
         };
         let applied = open.engine.take_applied();
         member.disk.records.extend(applied.fsync.into_iter().chain(applied.buffered));
@@ -281,15 +281,16 @@ impl Sim {
     }
 
     /// A former primary goes on by force.
-    pub fn reopens(&mut self, m: usize, behind: Revision) {
+    pub fn reopens(&mut self, m: usize, behind: Revision, in_doubt: bool) {
         let Some(open) = &mut self.members[m].open else { return };
+        let after = if in_doubt { open.engine.found() } else { open.engine.last_revision() };
         open.shipping.stands_alone();
         // They hear nothing, as if they had given up.
         open.answers.clear();
         self.hand_over(m, Vec::new());
         let (wall, mono) = (self.wall(m), self.mono_millis(m));
         let Some(open) = &mut self.members[m].open else { return };
-        let promoted = open.engine.promote_behind(behind, mono);
+        let promoted = open.engine.promote_behind(after, behind, mono);
         let highest = open.engine.last_revision().max(behind);
         self.members[m].disk.ceiling = ceiling::first(wall, highest, behind);
         if let Err(error) = promoted {
