@@ -27,6 +27,9 @@ pub struct Members {
     /// The primary was promoted by force, and opens at this time, in microseconds since the Unix epoch (R14).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forced: Option<u64>,
+    /// The term of that promotion: a primary that was never named in it, or later, has not opened yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced_in: Option<Term>,
 }
 
 /// A change of the record.
@@ -73,8 +76,13 @@ pub enum MembersRefusal {
 
 impl Members {
     fn change(&self, term: Term, change: &MembersChange) -> Result<Self, MembersRefusal> {
-        let alone =
-            |primary: &MemberId, forced| Self { term, primary: primary.clone(), in_sync: Vec::new(), forced };
+        let alone = |primary: &MemberId, forced: Option<u64>| Self {
+            term,
+            primary: primary.clone(),
+            in_sync: Vec::new(),
+            forced,
+            forced_in: forced.map(|_| term),
+        };
         match change {
             MembersChange::Begin(_) => Err(MembersRefusal::Stale { read: Term(0), now: self.term }),
             MembersChange::Adopt { member, .. } => Ok(alone(member, None)),
@@ -85,7 +93,7 @@ impl Members {
                 let mut in_sync = members.clone();
                 in_sync.sort_unstable();
                 in_sync.dedup();
-                Ok(Self { in_sync, ..alone(&self.primary, self.forced) })
+                Ok(Self { in_sync, forced_in: self.forced_in, ..alone(&self.primary, self.forced) })
             }
             MembersChange::Promote { member, forced, .. } => {
                 if *member == self.primary {
@@ -122,7 +130,7 @@ impl ClusterState {
         let members = match (&object.members, change) {
             (Some(members), change) => members.change(term, change)?,
             (None, MembersChange::Begin(primary)) => {
-                Members { term, primary: primary.clone(), in_sync: Vec::new(), forced: None }
+                Members { term, primary: primary.clone(), in_sync: Vec::new(), forced: None, forced_in: None }
             }
             (None, _) => return Err(MembersRefusal::Stale { read, now }),
         };
@@ -209,7 +217,8 @@ mod tests {
         assert_eq!(refused(&pair, 3, &alone), MembersRefusal::IsPrimary(id("a")));
         let promoted = pair.with_members(AT, Term(3), Term(4), &promote("b")).unwrap();
         let store = &promoted.stores[0];
-        let expected = Members { term: Term(4), primary: id("b"), in_sync: Vec::new(), forced: None };
+        let expected =
+            Members { term: Term(4), primary: id("b"), in_sync: Vec::new(), forced: None, forced_in: None };
         assert_eq!(store.members, Some(expected));
         assert_eq!(store.endpoints, ["http://b:1"]);
         assert_eq!(store.standby.as_ref().unwrap().endpoints, ["http://a:1"], "they change places");

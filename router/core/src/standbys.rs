@@ -44,8 +44,6 @@ pub struct Follower {
     pub follows: bool,
     /// Whether it has a whole copy on its disk.
     pub whole: bool,
-    /// Whether everything waits for it at the moment.
-    pub counts: bool,
     /// Whether it counts, and has all that was shown when it began to.
     pub has_shown: bool,
     /// Batches that it has not received.
@@ -68,7 +66,7 @@ pub struct Said {
     pub in_doubt: bool,
     /// At a primary: it executes nothing, so that a standby can take its place.
     pub yielded: bool,
-    /// At a primary: those that count, sorted.
+    /// At a primary: those that it waits for, sorted.
     pub counted: Vec<MemberId>,
     /// At a primary: those that follow, or followed.
     pub followers: Vec<Follower>,
@@ -205,10 +203,10 @@ fn needs_after(said: &Said, term: Term) -> bool {
     said.term > term || (said.term == term && said.prepared.is_some())
 }
 
-/// Whether the record names a former primary that cannot go on by itself, because it has not seen everything.
+/// Whether the record names a former primary by force that has not opened yet. What it says otherwise may be old: it must
+/// not go on as if nothing had been shown since.
 fn is_reinstated(members: &Members, said: &Said) -> bool {
-    let waits = said.role == Role::Primary && (said.in_doubt || said.yielded) && said.named < members.term;
-    waits && members.forced.is_some() && members.in_sync.is_empty()
+    said.role == Role::Primary && members.forced_in.is_some_and(|term| said.named < term)
 }
 
 /// A store, and what is known of it.
@@ -303,7 +301,8 @@ impl<'a> Of<'a> {
     fn reinstated(&self, members: &Members, url: &str, said: &Said) -> Decision {
         let doing = "a former primary opens in the place of a lost one (R14)";
         if said.term > members.term {
-            return self.write(members.term, said.term, MembersChange::InSync(Vec::new())).but(doing);
+            let same = MembersChange::InSync(members.in_sync.clone());
+            return self.write(members.term, said.term, same).but(doing);
         }
         Decision::step(self.promotion(members, url, false)).but(doing)
     }
@@ -416,10 +415,7 @@ impl<'a> Of<'a> {
         }
         let news: Vec<MemberId> = ready
             .iter()
-            .filter(|follower| {
-                // What the primary keeps on its disk may be more than what it waits for.
-                !primary.counted.contains(&follower.id) || !follower.counts || added.contains(&follower.id)
-            })
+            .filter(|follower| !primary.counted.contains(&follower.id) || added.contains(&follower.id))
             .map(|follower| follower.id.clone())
             .collect();
         if !news.is_empty() {

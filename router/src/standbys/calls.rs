@@ -121,7 +121,6 @@ fn said(answer: pb::MemberResponse) -> Said {
         id: MemberId(shown.member),
         follows: shown.follows,
         whole: shown.whole,
-        counts: shown.counts,
         has_shown: shown.has_shown,
         behind: shown.batches_behind,
         silent: millis(shown.silent_millis),

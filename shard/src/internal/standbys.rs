@@ -352,7 +352,7 @@ impl Standbys for StandbyService {
             member: self.membership.id.0.clone(),
             role: does as i32,
             term: role.term.0.max(following.map_or(0, |following| following.term().0)),
-            counted: role.counted.into_iter().map(|id| id.0).collect(),
+            counted: machine.counted().iter().map(|id| id.0.clone()).collect(),
             standbys: standbys.collect(),
             in_doubt: machine.in_doubt(),
             incarnation: machine.incarnation(),

@@ -140,6 +140,8 @@ pub struct MemberMachine {
     /// Whether it executes nothing so that a standby can take its place.
     yielded: bool,
     incarnation: u64,
+    /// Those that the loop waits for. On disk there may be more, after it has refused to take one out.
+    counted: Vec<MemberId>,
 }
 
 impl MemberMachine {
@@ -147,7 +149,8 @@ impl MemberMachine {
     #[must_use]
     pub fn start(id: MemberId, role: Role, incarnation: u64) -> Self {
         let in_doubt = role.does == Does::Primary && !role.counted.is_empty();
-        Self { id, role, in_doubt, yielded: false, incarnation }
+        let counted = sorted(role.counted.clone());
+        Self { id, role, in_doubt, yielded: false, incarnation, counted }
     }
 
     #[must_use]
@@ -179,6 +182,12 @@ impl MemberMachine {
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// At a primary: those that everything waits for, sorted.
+    #[must_use]
+    pub fn counted(&self) -> &[MemberId] {
+        &self.counted
     }
 
     /// The term in which standbys may follow.
@@ -215,9 +224,12 @@ impl MemberMachine {
                 doing.refused = Some(why.into());
                 doing.acts = doing.former.take().map(Act::Keep).into_iter().collect();
             }
-            (Some(Act::Count { recorded: true, .. }), _) => {
-                (self.in_doubt, self.yielded) = (false, false);
+            (Some(Act::Count { ids, recorded }), _) => {
+                self.in_doubt &= !recorded;
+                self.yielded &= !recorded;
+                self.counted = ids;
             }
+            (Some(Act::TakeOver { .. } | Act::Reopen { .. }), _) => self.counted.clear(),
             (Some(Act::Keep(role)), _) => self.role = role,
             (Some(Act::KeepIncarnation(incarnation)), _) => self.incarnation = incarnation,
             (Some(Act::Yield), _) => self.yielded = true,
@@ -256,8 +268,10 @@ impl MemberMachine {
         let before = Role { term, counted: all.clone(), ..self.role.clone() };
         let former = Role { counted: self.role.counted.clone(), ..before.clone() };
         // Who does not know the record of this term takes nobody out: that record may name them.
-        let (named, ids) = if recorded { (term, sorted(members)) } else { (self.role.named, all) };
-        let after = Role { named, counted: ids.clone(), ..before.clone() };
+        let (named, kept) = if recorded { (term, sorted(members.clone())) } else { (self.role.named, all) };
+        let others = self.counted.iter().filter(|_| !recorded).cloned();
+        let ids = sorted(members.into_iter().chain(others).collect());
+        let after = Role { named, counted: kept, ..before.clone() };
         let acts = [Act::Keep(before), Act::Count { ids, recorded }, Act::Keep(after)];
         Ok(Doing { former: Some(former), ..Doing::new(acts) })
     }

@@ -275,3 +275,24 @@ fn r14_a_former_primary_goes_on_by_force_behind_what_another_may_have_shown() {
     assert_eq!(here.call(promote(5, false, Some(9))), Ok(()), "it repeats the call");
     assert!(here.acts.is_empty());
 }
+
+/// The disk refuses to forget one that is taken out. The loop does not wait for it any more, and it does not come back.
+#[test]
+fn r19_what_only_the_disk_counts_is_not_waited_for() {
+    let mut here = Here::primary(&["a"]);
+    here.call(count(4, &["a", "b"], true)).unwrap();
+    here.until(count(5, &["b"], true), 2).unwrap();
+    assert_eq!(
+        (here.machine.counted(), &here.machine.role().counted[..]),
+        (&[id("b")][..], &[id("a"), id("b")][..])
+    );
+    here.call(count(6, &["c"], false)).unwrap();
+    assert_eq!(here.acts[1], Act::Count { ids: vec![id("b"), id("c")], recorded: false });
+    assert_eq!(
+        here.machine.role().counted,
+        [id("a"), id("b"), id("c")],
+        "after a crash all of them may be promoted"
+    );
+    here.call(count(6, &["c"], true)).unwrap();
+    assert_eq!((here.machine.counted(), &here.machine.role().counted[..]), (&[id("c")][..], &[id("c")][..]));
+}

@@ -229,7 +229,6 @@ impl Sim {
             id: shown.id,
             follows: shown.follows,
             whole: shown.whole,
-            counts: shown.counts,
             has_shown: shown.has_shown,
             behind: shown.behind,
             silent: whole_millis(shown.silent),
@@ -242,8 +241,7 @@ impl Sim {
             Err(NotDone::Waits { left }) => whole_millis(left) + Duration::from_millis(1),
             _ => Duration::ZERO,
         };
-        let mut counted: Vec<MemberId> = role.counted.clone();
-        counted.sort_unstable();
+        let counted: Vec<MemberId> = open.machine.counted().to_vec();
         Some(core::Said {
             id: open.machine.id().clone(),
             role: match role.does {

@@ -262,10 +262,10 @@ impl Sim {
             return Some(format!("{unwanted} is in sync by the record, and not configured"));
         }
         let ids: &[MemberId] = if sync { &members.in_sync } else { &[] };
-        if open.machine.role().counted.as_slice() != ids {
+        if open.machine.counted() != ids {
             return Some(format!(
                 "the primary counts {:?}, and the record has {ids:?}",
-                open.machine.role().counted
+                open.machine.counted()
             ));
         }
         let trouble = (0..ROUTERS).find_map(|r| self.routers[r].trouble.clone().map(|why| (r, why)));
