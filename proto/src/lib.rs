@@ -24,6 +24,9 @@ pub mod shard_v1 {
     include!("gen/kindred.shard.v1.rs");
 }
 
+/// A `FileDescriptorSet` of etcd's API.
+pub const DESCRIPTORS: &[u8] = include_bytes!("gen/etcd.binpb");
+
 pub mod check;
 pub mod nested;
 pub mod raw;

@@ -49,16 +49,23 @@ pub struct Parts {
     pub drain: Drain,
 }
 
-pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
-    let Parts { mover, feeds, snapshots, drain } = parts;
-    let (of, fed, stopping) = (mover.clone(), feeds.clone(), drain.clone());
-    let (shown, observing) = (mover.clone(), Observing::default());
-    let admin = Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
-        observing.observe(&shown.stores, &feeds);
-        let cluster = &shown.keeper.cluster;
-        observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());
-        recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
-    });
+impl Parts {
+    /// What probes and metrics say, on the admin port and, as with etcd, on the clients' port.
+    #[must_use]
+    pub fn probes(&self, recorder: Option<PrometheusHandle>) -> Admin {
+        let (of, fed, stopping) = (self.mover.clone(), self.feeds.clone(), self.drain.clone());
+        let (shown, feeds, observing) = (self.mover.clone(), self.feeds.clone(), Observing::default());
+        Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
+            observing.observe(&shown.stores, &feeds);
+            let cluster = &shown.keeper.cluster;
+            observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());
+            recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
+        })
+    }
+}
+
+pub fn routes(parts: Parts, probes: Admin) -> Router {
+    let Parts { mover, snapshots, drain, .. } = parts;
     let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
     let routing = mover.routing.clone();
     let list_stores = move || std::future::ready(Json(list_stores(&stores.stores, &stores.routing)));
@@ -75,7 +82,7 @@ pub fn routes(parts: Parts, recorder: Option<PrometheusHandle>) -> Router {
         }
     };
     let list_partitions = move || std::future::ready(Json(list_partitions(&routing)));
-    admin
+    probes
         .routes()
         .route("/api/v1/stores", get(list_stores))
         .route("/api/v1/status", get(shown_status))

@@ -9,6 +9,7 @@ use kindred_partition_config::state::ClusterState;
 use kindred_transport::admin::AdminGuard;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
+use kindred_transport::server::Served;
 use kindred_transport::{
     ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, logging, server, who,
 };
@@ -152,13 +153,17 @@ pub async fn bind(
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     let kv = app.kv(settings.max_request_bytes);
     let services = app.services(&kv);
+    let parts = app.admin(mover);
+    let probes = parts.probes(recorder);
+    let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
+    let served = Served { calls: kv, services, web: web.fallback(admin::nowhere) };
     for listener in listeners {
         // A stop sends GOAWAY; watch sessions end themselves with Unavailable.
         workers.serve(listener.incoming(drain), drain, |incoming| {
-            server::serve(incoming, kv.clone(), services.clone(), server::STREAMS_MAX, drain.stopping())
+            server::serve(incoming, served.clone(), server::STREAMS_MAX, drain.stopping())
         });
     }
-    let (routes, admin_drain) = (admin_routes::routes(app.admin(mover), recorder), drain.clone());
+    let (routes, admin_drain) = (admin_routes::routes(parts, probes), drain.clone());
     drain.spawn(async move { admin::serve(admin_listener, routes, &guard, &admin_drain).await });
     Ok(Bound { listen, admin, app })
 }

@@ -13,22 +13,16 @@ use crate::{
     apply_loop::call, durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render,
 };
 
-/// Serves the admin port to the callers that the guard admits, until the drain stops.
-pub fn spawn(
-    listener: Listener,
-    guard: AdminGuard,
-    member: Member,
-    recorder: Option<&'static PrometheusHandle>,
-    drain: &Drain,
-) {
+/// What probes and metrics say, on the admin port and, as with etcd, on the clients' port.
+#[must_use]
+pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) -> Admin {
     let live = member.handle.clone();
     let ready_drain = drain.clone();
     let loop_check = |handle: &Handle| {
         let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
         Check::new("apply_loop", result)
     };
-    let durability = member.handle.clone();
-    let routes = Admin::new()
+    Admin::new()
         .live(move || vec![loop_check(&live)])
         .ready(move || {
             let stopping = if ready_drain.is_stopping() { Err("stopping") } else { Ok(()) };
@@ -47,22 +41,23 @@ pub fn spawn(
             ]
         })
         .metrics(move || recorder.map(render).unwrap_or_default())
-        .routes()
-        .route(
-            "/api/v1/durability",
-            get(move || {
-                let handle = durability.clone();
-                async move {
-                    match handle.call(call::ShowDurability {}).await {
-                        // Without a data directory all Kinds are in mode `none`.
-                        Ok(status) => {
-                            Json(status.unwrap_or_else(DurabilityStatus::of_memory)).into_response()
-                        }
-                        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
-                    }
+}
+
+/// Serves the admin port to the callers that the guard admits, until the drain stops.
+pub fn spawn(listener: Listener, guard: AdminGuard, probes: Admin, durability: Handle, drain: &Drain) {
+    let routes = probes.routes().route(
+        "/api/v1/durability",
+        get(move || {
+            let handle = durability.clone();
+            async move {
+                match handle.call(call::ShowDurability {}).await {
+                    // Without a data directory all Kinds are in mode `none`.
+                    Ok(status) => Json(status.unwrap_or_else(DurabilityStatus::of_memory)).into_response(),
+                    Err(error) => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response(),
                 }
-            }),
-        );
+            }
+        }),
+    );
     let serving = drain.clone();
     drain.spawn(async move { serve(listener, routes, &guard, &serving).await });
 }

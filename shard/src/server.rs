@@ -18,12 +18,13 @@ use kindred_partition_config::{
 };
 use kindred_transport::{
     address::Endpoint,
+    admin::nowhere,
     connect::{ConnectOptions, Connector},
     listener::{ListenOptions, Listener},
     logging::{self, Logging},
     network::Network,
     serve::{Drain, Drained},
-    server,
+    server::{self, Served},
     tls::ServerTls,
     who,
     workers::Workers,
@@ -204,11 +205,20 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         *following.handing.lock().await = Some(tokio::spawn(handing));
     }
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
+    let probes = admin::probes(member, recorder, &drain);
+    // Routers are the clients of a shard in a cluster, and ask for nothing else.
+    let web = match settings.in_cluster {
+        true => axum::Router::new(),
+        false => probes.clone().routes().merge(kindred_gateway::routes(&front, settings.request_bytes_max)),
+    };
+    let served = Served { calls: front.unary_calls(), services: front, web: web.fallback(nowhere) };
     for listener in listeners {
-        serve(&front, &workers, listener, settings.streams_max, &drain);
+        workers.serve(listener.incoming(&drain), &drain, |incoming| {
+            server::serve(incoming, served.clone(), settings.streams_max, drain.stopping())
+        });
     }
     let admin_endpoint = admin.local_endpoint().clone();
-    admin::spawn(admin, guard, member, recorder, &drain);
+    admin::spawn(admin, guard, probes, handle.clone(), &drain);
     if let Some(recorder) = recorder {
         let stopping = drain.stopping();
         tokio::spawn(stopping.run_until_cancelled_owned(async move {
@@ -492,12 +502,6 @@ const HISTORY_LOOKS_MAX: Duration = Duration::from_secs(60);
 /// An address in the form of `--listen`: `host:port` without a scheme, or a Unix socket with it.
 fn bare(endpoint: &Endpoint) -> String {
     if endpoint.is_unix() { endpoint.to_string() } else { endpoint.authority() }
-}
-
-fn serve(front: &Front, workers: &Workers, listener: Listener, streams_max: u32, drain: &Drain) {
-    workers.serve(listener.incoming(drain), drain, |incoming| {
-        server::serve(incoming, front.unary_calls(), front.clone(), streams_max, drain.stopping())
-    });
 }
 
 impl Running {

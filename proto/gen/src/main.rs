@@ -32,7 +32,13 @@ const RAW: [(&str, &str, &[RawMethod]); 4] = [
     ("kindred.shard.v1", "Batches", &[("run", "Run", true, true)]),
 ];
 
+/// The description of etcd's API, from which the JSON gateway reads and writes messages.
+const DESCRIPTORS: &str = "etcd.binpb";
+
 fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {
+    let mut etcd = protox::Compiler::new([proto_dir])?;
+    etcd.include_imports(true).include_source_info(false).open_file("etcd/rpc.proto")?;
+    fs::write(out.join(DESCRIPTORS), etcd.encode_file_descriptor_set())?;
     let fds = protox::compile(["etcd/rpc.proto", "kindred/shard.v1.proto"], [proto_dir])
         .map_err(|e| anyhow::anyhow!("{e:?}"))?;
     let mut config = prost_build::Config::new();
@@ -72,8 +78,8 @@ fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every generated file below `dir` as (name, text), sorted.
-fn files(dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
+/// Every generated file below `dir` as (name, contents), sorted.
+fn files(dir: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let mut found = Vec::new();
     for sub in ["", "raw"] {
         let at = dir.join(sub);
@@ -84,7 +90,7 @@ fn files(dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
             let path = entry?.path();
             if path.is_file() {
                 let name = Path::new(sub).join(path.file_name().context("file name")?);
-                found.push((name.display().to_string(), fs::read_to_string(&path)?));
+                found.push((name.display().to_string(), fs::read(&path)?));
             }
         }
     }
@@ -110,8 +116,8 @@ fn main() -> anyhow::Result<()> {
         fs::remove_dir_all(&checked_in)?;
     }
     fs::create_dir_all(checked_in.join("raw"))?;
-    for (name, text) in new {
-        fs::write(checked_in.join(name), text)?;
+    for (name, contents) in new {
+        fs::write(checked_in.join(name), contents)?;
     }
     Ok(())
 }

@@ -120,6 +120,11 @@ impl Admin {
     }
 }
 
+/// The answer where there is nothing, in etcd's words.
+pub async fn nowhere() -> Response {
+    (StatusCode::NOT_FOUND, "404 page not found\n").into_response()
+}
+
 /// Serves the routes to clients that the guard admits. When the drain stops, finishes the running requests and
 /// returns. Handlers can extract `ConnectInfo<ConnectionInfo>`.
 pub async fn serve(listener: Listener, routes: Router, guard: &AdminGuard, drain: &Drain) {

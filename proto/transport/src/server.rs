@@ -1,17 +1,19 @@
-//! The gRPC server of an etcd port: it configures HTTP/2, serves connections and ends them.
+//! The server of an etcd port: gRPC over HTTP/2, and plain requests over either HTTP. It serves connections and ends them.
 
 use std::convert::Infallible;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::Either;
 use http::{Request, Response};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming as RequestBody;
-use hyper::server::conn::http2;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +22,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Service, ServiceExt as _};
 
+use crate::grpc;
 use crate::listener::{Connection, GivenUp, Incoming};
 use crate::unary::{self, UnaryCalls, answer::AnswerBody};
 use crate::unread::Unread;
@@ -50,12 +53,34 @@ fn settings(streams_max: u32) -> http2::Builder<TokioExecutor> {
     builder
 }
 
+/// The maximum silence of a client of HTTP/1 between two requests, or within the head of one; etcd's
+/// `ReadHeaderTimeout`.
+const HTTP1_QUIET_MAX: Duration = Duration::from_secs(5 * 60);
+
+/// Who answers requests.
+#[derive(Debug, Clone)]
+pub struct Served<U, S> {
+    /// The calls that are answered here.
+    pub calls: U,
+    /// The other calls of gRPC.
+    pub services: S,
+    /// All other requests: of HTTP/1, and those of HTTP/2 whose content is not gRPC's.
+    pub web: axum::Router,
+}
+
+impl<U, S> Served<U, S> {
+    /// Answers nothing but calls of gRPC.
+    #[must_use]
+    pub fn grpc(calls: U, services: S) -> Self {
+        Self { calls, services, web: axum::Router::new() }
+    }
+}
+
 /// Serves connections until `stopping` is cancelled. Then it accepts no more, sends clients GOAWAY, and returns
-/// when the last connection has ended. `calls` are answered here, all other requests by `services`.
+/// when the last connection has ended.
 pub async fn serve<U, S>(
     incoming: Incoming,
-    calls: U,
-    services: S,
+    served: Served<U, S>,
     streams_max: u32,
     stopping: CancellationToken,
 ) where
@@ -83,13 +108,13 @@ pub async fn serve<U, S>(
             };
             match accepted {
                 Some(Ok(connection)) => {
-                    let (calls, services) = (calls.of_connection(&connection.info()), services.clone());
+                    let calls = served.calls.of_connection(&connection.info());
+                    let served = Served { calls, services: served.services.clone(), web: served.web.clone() };
                     let watched = sweep.add(&connection, &stopping);
                     connections.spawn(serve_one(
                         connection,
                         builder.clone(),
-                        calls,
-                        services,
+                        served,
                         unread.clone(),
                         watched,
                     ));
@@ -167,10 +192,9 @@ impl Sweep {
 }
 
 async fn serve_one<U, S>(
-    connection: Connection,
+    mut connection: Connection,
     builder: http2::Builder<TokioExecutor>,
-    calls: U,
-    services: S,
+    served: Served<U, S>,
     unread: Unread,
     watched: Arc<Watched>,
 ) where
@@ -178,6 +202,16 @@ async fn serve_one<U, S>(
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
+    match watched.leave.run_until_cancelled(connection.speaks_http2()).await {
+        Some(Ok(true)) => {}
+        Some(Ok(false)) => return serve_http1(connection, served.web, watched).await,
+        Some(Err(error)) => {
+            tracing::debug!(%error, "a connection ended before it began");
+            return;
+        }
+        None => return,
+    }
+    let Served { calls, services, web } = served;
     let info = connection.info();
     let streams = watched.streams.clone();
     let service = service_fn(move |mut request: Request<RequestBody>| {
@@ -198,7 +232,13 @@ async fn serve_one<U, S>(
             }
             None => {
                 request.extensions_mut().insert(info.clone());
-                Either::Right(Box::pin(by_services(services.clone(), request, unread.clone(), open)))
+                let (services, web, unread) = (services.clone(), web.clone(), unread.clone());
+                Either::Right(Box::pin(async move {
+                    match is_call(&request) {
+                        true => by_services(services, request, unread, open).await,
+                        false => by_services(Web(web), request, unread, open).await,
+                    }
+                }))
             }
         }
     });
@@ -207,17 +247,74 @@ async fn serve_one<U, S>(
     loop {
         tokio::select! {
             biased;
-            ended = served.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended with an error");
-                }
-                return;
-            }
+            ended = served.as_mut() => return ended_with(ended),
             () = watched.leave.cancelled(), if !asked => {
                 asked = true;
                 served.as_mut().graceful_shutdown();
             }
         }
+    }
+}
+
+fn ended_with(ended: Result<(), hyper::Error>) {
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// Whether a request is a call of gRPC: by its content, as etcd tells (`grpcHandlerFunc` in `server/embed/serve.go`), or by
+/// a path that names a service, so that a call with another content is refused as one.
+fn is_call<B>(request: &Request<B>) -> bool {
+    let content = grpc::header(request.headers(), "content-type").and_then(|content| content.to_str().ok());
+    let service = request.uri().path().split('/').nth(1);
+    content.is_some_and(|content| content.contains("application/grpc"))
+        || service.is_some_and(|service| service.contains('.'))
+}
+
+async fn serve_http1(connection: Connection, web: axum::Router, watched: Arc<Watched>) {
+    let info = connection.info();
+    let streams = watched.streams.clone();
+    let service = service_fn(move |mut request: Request<RequestBody>| {
+        let (open, web) = (streams.clone(), web.clone());
+        request.extensions_mut().insert(info.clone());
+        async move {
+            let answer = web.oneshot(request.map(axum::body::Body::new)).await;
+            // The connection is not idle before the answer is sent.
+            answer.map(|answer| answer.map(|body| body.map_frame(move |frame| (frame, open.clone()).0)))
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HTTP1_QUIET_MAX);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
+    let mut asked = false;
+    loop {
+        tokio::select! {
+            biased;
+            ended = served.as_mut() => return ended_with(ended),
+            () = watched.leave.cancelled(), if !asked => {
+                asked = true;
+                served.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// What is no call of gRPC, as a service like the others.
+#[derive(Clone)]
+struct Web(axum::Router);
+
+impl Service<Request<Body>> for Web {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let answer = self.0.clone().oneshot(request.map(axum::body::Body::new));
+        Box::pin(async move { answer.await.map(|answer| answer.map(Body::new)) })
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
@@ -82,6 +82,8 @@ pub struct Connection {
     info: ConnectionInfo,
     /// Present until the beginning of HTTP has arrived.
     beginning: Option<Box<Beginning>>,
+    /// What was read to see which HTTP it is, to be read again.
+    again: Vec<u8>,
     /// Set by every read; the observer clears it.
     heard: Arc<AtomicBool>,
     closed: CancellationToken,
@@ -111,6 +113,7 @@ impl Connection {
                 let late = Box::pin(tokio::time::sleep(within));
                 Box::new(Beginning { bytes: [0; HTTP2_PREFACE.len()], filled: 0, late, pass })
             }),
+            again: Vec::new(),
             heard: Arc::default(),
             closed: killed.clone(),
             killed: Box::pin(killed.cancelled_owned()),
@@ -132,6 +135,23 @@ impl Connection {
     #[must_use]
     pub fn info(&self) -> ConnectionInfo {
         self.info.clone()
+    }
+
+    /// Waits until it is clear which HTTP the client speaks: HTTP/2 begins with a preface that no request of HTTP/1 has.
+    ///
+    /// # Errors
+    /// When the connection ends before, or its beginning is late.
+    pub async fn speaks_http2(&mut self) -> io::Result<bool> {
+        let mut read = [0; HTTP2_PREFACE.len()];
+        let mut filled = 0;
+        while filled < read.len() && HTTP2_PREFACE.starts_with(&read[..filled]) {
+            match self.read(&mut read[filled..]).await? {
+                0 => break,
+                more => filled += more,
+            }
+        }
+        self.again = read[..filled].to_vec();
+        Ok(HTTP2_PREFACE == &read)
     }
 }
 
@@ -200,6 +220,12 @@ impl Connected for Connection {
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if !this.again.is_empty() && into.remaining() > 0 {
+            let fits = this.again.len().min(into.remaining());
+            into.put_slice(&this.again[..fits]);
+            this.again.drain(..fits);
+            return Poll::Ready(Ok(()));
+        }
         let before = into.filled().len();
         let read = Pin::new(&mut this.io).poll_read(cx, into);
         if let Some(beginning) = &mut this.beginning {

@@ -7,4 +7,5 @@ mod channel;
 mod support;
 mod tls;
 mod unary;
+mod web;
 mod workers;

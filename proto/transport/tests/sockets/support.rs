@@ -88,7 +88,12 @@ impl Server {
         let waiting = service.waiting.clone();
         let services =
             Routes::new(ClusterServer::new(service.clone())).add_service(WatchServer::new(service));
-        let task = drain.spawn(server::serve(incoming, (), services, server::STREAMS_MAX, stopping));
+        let task = drain.spawn(server::serve(
+            incoming,
+            server::Served::grpc((), services),
+            server::STREAMS_MAX,
+            stopping,
+        ));
         Self { endpoint, drain, waiting, task }
     }
 

@@ -122,7 +122,12 @@ async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
     let (endpoint, drain) = (listener.local_endpoint().clone(), Drain::new(Duration::from_secs(120)));
     let incoming: Incoming = listener.incoming(&drain);
     let services = KVServer::new(tonic).max_decoding_message_size(LIMIT);
-    drain.spawn(server::serve(incoming, calls, services, server::STREAMS_MAX, drain.stopping()));
+    drain.spawn(server::serve(
+        incoming,
+        server::Served::grpc(calls, services),
+        server::STREAMS_MAX,
+        drain.stopping(),
+    ));
     (endpoint, drain)
 }
 

@@ -37,7 +37,8 @@ async fn start(address: &ListenAddr, options: ListenOptions) -> (Endpoint, Drain
     let workers = Workers::start(THREADS, &drain.killed()).unwrap();
     let services = Routes::new(ClusterServer::new(Where));
     workers.serve(listener.incoming(&drain), &drain, |incoming| {
-        server::serve(incoming, (), services.clone(), server::STREAMS_MAX, drain.stopping())
+        let served = server::Served::grpc((), services.clone());
+        server::serve(incoming, served, server::STREAMS_MAX, drain.stopping())
     });
     (endpoint, drain)
 }

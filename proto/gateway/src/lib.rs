@@ -1,0 +1,203 @@
+//! etcd's JSON gateway: `POST /v3/...` with a message as JSON calls a method of the gRPC API, as etcd's does with
+//! grpc-gateway (`server/embed/serve.go`). Clients that speak no gRPC use it: Patroni, APISIX, OpenStack's etcd3gw, curl.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`methods`] | which path calls which method |
+//! | [`json`] | messages as JSON, as etcd writes them |
+//! | [`frames`] | messages in the body of a gRPC call |
+//! | [`answer`] | statuses and streams as HTTP answers |
+//!
+//! A call goes to the services of the process itself, so it does what the same call over gRPC does.
+
+use std::convert::Infallible;
+
+use axum::body::Body as HttpBody;
+use axum::extract::State;
+use axum::response::Response;
+use axum::routing::{any, post};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::{HeaderMap, HeaderValue, Method as Verb, Request, Uri, header};
+use http_body_util::{BodyExt as _, Limited, StreamBody};
+use prost_reflect::{DescriptorPool, MessageDescriptor, MethodDescriptor};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::body::Body;
+use tower::{Service, ServiceExt as _};
+
+pub mod answer;
+pub mod frames;
+pub mod json;
+pub mod methods;
+
+use frames::framed;
+use methods::{METHODS, Method, Streams};
+
+/// The services of the process.
+pub trait Services:
+    Service<Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> Services for S where
+    S: Service<Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
+/// A method with the descriptors of its messages. The services refuse a method whose messages are not known, whatever
+/// they are.
+#[derive(Clone)]
+struct Bound<S> {
+    services: S,
+    method: &'static Method,
+    input: Option<MessageDescriptor>,
+    output: Option<MessageDescriptor>,
+    bytes_max: usize,
+}
+
+/// The routes of the gateway. A request of more than `bytes_max` bytes is refused.
+///
+/// # Panics
+/// Never: the descriptors are part of the program.
+pub fn routes<S: Services>(services: &S, bytes_max: usize) -> axum::Router {
+    let pool = DescriptorPool::decode(kindred_proto::DESCRIPTORS).expect("the descriptors are generated");
+    let mut routes = axum::Router::new().route("/v3/{*path}", any(nowhere));
+    for method in METHODS {
+        let of = pool.services().find(|service| service.full_name() == method.service);
+        let of = of.and_then(|service| service.methods().find(|of| of.name() == method.name));
+        // Services that are written by hand are not described, but their messages may be.
+        let answer = || pool.get_message_by_name(&format!("etcdserverpb.{}Response", method.name));
+        let output = of.as_ref().map(MethodDescriptor::output).or_else(answer);
+        let input = of.map(|of| of.input());
+        let bound = Bound { services: services.clone(), method, input, output, bytes_max };
+        for path in method.paths {
+            routes = routes.route(path, post(call::<S>).fallback(not_allowed).with_state(bound.clone()));
+        }
+    }
+    routes
+}
+
+async fn nowhere() -> Response {
+    answer::refused(&Status::not_found("Not Found"))
+}
+
+/// Every method is called by POST.
+async fn not_allowed() -> Response {
+    answer::refused(&Status::unimplemented("Method Not Allowed"))
+}
+
+async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpBody>) -> Response {
+    let (parts, body) = request.into_parts();
+    match bound.method.streams {
+        Streams::No | Streams::Server => {
+            let message = match whole(body, bound.bytes_max).await.and_then(|json| bound.message(&json)) {
+                Ok(message) => message,
+                Err(status) => return answer::refused(&status),
+            };
+            let body = Body::new(http_body_util::Full::new(framed(&message)).map_err(|never| match never {}));
+            bound.answer(&parts.headers, body).await
+        }
+        Streams::Both => {
+            let (says, said) = mpsc::channel(1);
+            let (first, rest) = match bound.first(body).await {
+                Ok(first) => first,
+                Err(status) => return answer::refused(&status),
+            };
+            tokio::spawn(bound.clone().reads(first, rest, says));
+            let frames =
+                ReceiverStream::new(said).map(|frame| Ok::<_, Status>(http_body::Frame::data(frame)));
+            bound.answer(&parts.headers, Body::new(StreamBody::new(frames))).await
+        }
+    }
+}
+
+async fn whole(body: HttpBody, bytes_max: usize) -> Result<Bytes, Status> {
+    let limited = Limited::new(body, bytes_max.saturating_mul(json::GROWTH_MAX)).collect().await;
+    limited
+        .map(http_body_util::Collected::to_bytes)
+        .map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+impl<S: Services> Bound<S> {
+    /// The message of a request as protobuf bytes.
+    fn message(&self, json: &[u8]) -> Result<Bytes, Status> {
+        match &self.input {
+            Some(input) => json::read(input.clone(), json),
+            None => Ok(Bytes::new()),
+        }
+    }
+
+    /// The first message of a stream: its errors are the answer's. And what follows it.
+    async fn first(&self, body: HttpBody) -> Result<(Option<Bytes>, json::Values), Status> {
+        let mut values = json::Values::new(body, self.bytes_max.saturating_mul(json::GROWTH_MAX));
+        let first = match values.next().await {
+            None => None,
+            Some(value) => Some(self.message(&value?)?),
+        };
+        Ok((first, values))
+    }
+
+    /// Sends the messages of a stream to the method. A watch goes on after the last one, as etcd's does.
+    async fn reads(self, first: Option<Bytes>, mut rest: json::Values, says: mpsc::Sender<Bytes>) {
+        let mut next = first;
+        while let Some(message) = next.take() {
+            if says.send(framed(&message)).await.is_err() {
+                return;
+            }
+            next = match rest.next().await {
+                // What is no message ends what the client says.
+                Some(value) => value.and_then(|value| self.message(&value)).ok(),
+                None => None,
+            };
+        }
+        if self.method.stays {
+            says.closed().await;
+        }
+    }
+
+    async fn answer(&self, headers: &HeaderMap, body: Body) -> Response {
+        let mut request = Request::new(body);
+        *request.method_mut() = Verb::POST;
+        *request.uri_mut() = self.method.uri();
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+        for (to, from) in
+            [("authorization", header::AUTHORIZATION.as_str()), ("token", "grpc-metadata-token")]
+        {
+            if let Some(value) = headers.get(from) {
+                request.headers_mut().insert(to, value.clone());
+            }
+        }
+        let answered = match self.services.clone().oneshot(request).await {
+            Ok(answered) => answered,
+            Err(never) => match never {},
+        };
+        match (self.method.streams, self.output.clone()) {
+            (Streams::No, Some(output)) => answer::one(answered, output).await,
+            (_, Some(output)) => answer::many(answered, output).await,
+            (_, None) => {
+                let refused = frames::status_of(answered).await.err();
+                answer::refused(
+                    &refused.unwrap_or_else(|| Status::internal("the answer is of an unknown kind")),
+                )
+            }
+        }
+    }
+}
+
+impl Method {
+    fn uri(&self) -> Uri {
+        let path = format!("/{}/{}", self.service, self.name);
+        path.parse().unwrap_or_default()
+    }
+}

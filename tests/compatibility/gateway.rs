@@ -1,0 +1,152 @@
+//! The JSON gateway: each request, in this order, to etcd, to a shard alone that counts as etcd does, and to a router.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, ensure};
+use kindred_tests::{
+    ports::Port,
+    scenario::{self, report},
+    servers::{Etcd, Shard, Up},
+};
+use serde_json::Value;
+
+use crate::web::{Answer, ask, normal, same};
+
+/// A path, the body, and how many lines of the answer to read (0: all).
+type Request = (&'static str, &'static str, usize);
+
+const REQUESTS: &[Request] = &[
+    ("/v3/kv/put", r#"{"key":"Zm9v","value":"YmFy"}"#, 0),
+    ("/v3/kv/put", r#"{"key":"Zm9v","value":"YmF6","prev_kv":true}"#, 0),
+    ("/v3/kv/put", r#"{"key":"Zm9vMg==","value":"/+8="}"#, 0),
+    // URL-safe base64, and without padding.
+    ("/v3/kv/put", r#"{"key":"Zm9vMg","value":"_-8"}"#, 0),
+    ("/v3/kv/put", r#"{"key":"bm8gdmFsdWU="}"#, 0),
+    ("/v3/kv/range", r#"{"key":"Zm9v"}"#, 0),
+    (
+        "/v3/kv/range",
+        r#"{"key":"Zm9v","rangeEnd":"Zm9w","sortOrder":"DESCEND","sort_target":"KEY","limit":"1"}"#,
+        0,
+    ),
+    ("/v3/kv/range", r#"{"key":"Zm9v","range_end":"Zm9w","count_only":true,"limit":5}"#, 0),
+    (
+        "/v3/kv/range",
+        r#"{"key":"Zm9v","range_end":"Zm9w","keys_only":true,"sort_order":2,"sort_target":3}"#,
+        0,
+    ),
+    ("/v3/kv/range", r#"{"key":"AA==","range_end":"AA==","serializable":true}"#, 0),
+    ("/v3/kv/range", r#"{"key":"bm90aGluZw=="}"#, 0),
+    ("/v3/kv/range", r#"{"key":"Zm9v","unknown":{"a":[1]}}"#, 0),
+    ("/v3/kv/range", r#"{"key":"Zm9v","limit":null}"#, 0),
+    ("/v3/kv/range", "", 0),
+    ("/v3/kv/range", "{", 0),
+    ("/v3/kv/range", r#"{"key":"Zm9v"} more"#, 0),
+    ("/v3/kv/range", r#"{"key":"Zm9v","revision":"9000000000000000000"}"#, 0),
+    (
+        "/v3/kv/txn",
+        r#"{"compare":[{"key":"Zm9v","result":"EQUAL","target":"VERSION","version":"2"}],"success":[{"request_range":{"key":"Zm9v"}},{"requestPut":{"key":"Zm9v","value":"MQ=="}}],"failure":[]}"#,
+        0,
+    ),
+    (
+        "/v3/kv/txn",
+        r#"{"compare":[{"key":"Zm9v","target":"VALUE","value":"Mg=="}],"failure":[{"request_delete_range":{"key":"Zm9vMg==","prev_kv":true}},{"request_txn":{"success":[{"request_range":{"key":"Zm9v"}}]}}]}"#,
+        0,
+    ),
+    ("/v3/kv/deleterange", r#"{"key":"bm8gdmFsdWU=","prev_kv":true}"#, 0),
+    ("/v3/kv/deleterange", r#"{"key":"bm8gdmFsdWU="}"#, 0),
+    ("/v3/lease/grant", r#"{"TTL":"600","ID":"77"}"#, 0),
+    ("/v3/lease/grant", r#"{"TTL":600,"ID":77}"#, 0),
+    ("/v3/kv/put", r#"{"key":"bGVhc2Vk","value":"MQ==","lease":"77"}"#, 0),
+    ("/v3/kv/put", r#"{"key":"bGVhc2Vk","value":"MQ==","lease":"78"}"#, 0),
+    ("/v3/lease/timetolive", r#"{"ID":"77","keys":true}"#, 0),
+    ("/v3/kv/lease/timetolive", r#"{"ID":"78"}"#, 0),
+    ("/v3/lease/keepalive", r#"{"ID":"77"}"#, 0),
+    ("/v3/lease/keepalive", r#"{"ID":"78"}"#, 0),
+    ("/v3/lease/leases", "{}", 0),
+    ("/v3/kv/lease/leases", "", 0),
+    ("/v3/lease/revoke", r#"{"ID":"77"}"#, 0),
+    ("/v3/kv/lease/revoke", r#"{"ID":"77"}"#, 0),
+    ("/v3/kv/range", r#"{"key":"bGVhc2Vk"}"#, 0),
+    ("/v3/watch", r#"{"create_request":{"key":"Zm9v","progress_notify":true}}"#, 1),
+    (
+        "/v3/watch",
+        r#"{"create_request":{"key":"Zm9v","watch_id":"7"}}{"createRequest":{"key":"Zm9v","watchId":8}}"#,
+        2,
+    ),
+    (
+        "/v3/watch",
+        r#"{"create_request":{"key":"Zm9v","watch_id":"7"}} {"cancel_request":{"watch_id":"7"}}"#,
+        2,
+    ),
+    ("/v3/auth/status", "{}", 0),
+    ("/v3/auth/authenticate", r#"{"name":"root","password":"root"}"#, 0),
+    ("/v3/nothing", "{}", 0),
+    ("/v3/kv/nothing", "{}", 0),
+    // Compaction is last: what is compacted depends on what was done.
+    ("/v3/kv/compaction", r#"{"revision":"9000000000000000000"}"#, 0),
+];
+
+#[test]
+fn the_json_gateway_answers_as_etcds() {
+    scenario::run("gateway", Duration::from_secs(60), |dir| async move { compare(&dir).await });
+}
+
+async fn compare(dir: &Path) -> anyhow::Result<()> {
+    // etcd's gateway calls itself at the address that it was told to listen at.
+    let port = Port::free()?;
+    let listen = format!("--listen-client-urls=http://127.0.0.1:{}", port.number());
+    let etcd = Etcd::start_with(dir, "etcd", &[&listen]).await?;
+    let shard = Shard::start(dir, "shard", &["--revisions=dense".to_owned()]).await?;
+    let up = Up::start(dir, "up", &[]).await?;
+    for (path, body, lines) in REQUESTS.iter().copied() {
+        let lines = if lines == 0 { usize::MAX } else { lines };
+        let theirs = ask(&etcd.address, "POST", path, body, lines).await?;
+        for (name, address, revisions) in [("shard", &shard.address, true), ("router", &up.address, false)] {
+            let ours = ask(address, "POST", path, body, lines).await?;
+            let what = format!("{name}, {path} {body}");
+            check(&theirs, &ours, revisions).with_context(|| format!("{what}: {theirs:?} {ours:?}"))?;
+        }
+    }
+    for address in [&etcd.address, &shard.address, &up.address] {
+        let got = ask(address, "GET", "/v3/kv/range", "", usize::MAX).await?;
+        ensure!((got.code, got.values()?[0]["code"].as_i64()) == (501, Some(12)), "{got:?}");
+    }
+    events(&shard.address, &up.address, &etcd.address).await?;
+    report(&format!("{} requests", REQUESTS.len()));
+    Ok(())
+}
+
+fn check(theirs: &Answer, ours: &Answer, revisions: bool) -> anyhow::Result<()> {
+    ensure!((theirs.code, &theirs.content) == (ours.code, &ours.content), "another status or content");
+    let (theirs, ours) = (theirs.values()?, ours.values()?);
+    ensure!(theirs.len() == ours.len(), "another number of lines");
+    for (theirs, ours) in theirs.iter().zip(&ours) {
+        same("a line", &normal(theirs, revisions), &normal(ours, revisions))?;
+    }
+    Ok(())
+}
+
+/// A watch whose events come while it is open.
+async fn events(shard: &str, router: &str, etcd: &str) -> anyhow::Result<()> {
+    let mut seen = Vec::new();
+    for address in [etcd, shard, router] {
+        let create = r#"{"create_request":{"key":"d2F0Y2hlZA==","range_end":"d2F0Y2hlZQ==","prev_kv":true}}"#;
+        let watching = ask(address, "POST", "/v3/watch", create, 4);
+        let writing = async {
+            // The watch has begun when its first event is there: until then the key is written again.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            for body in
+                [r#"{"key":"d2F0Y2hlZA==","value":"MQ=="}"#, r#"{"key":"d2F0Y2hlZA==","value":"Mg=="}"#]
+            {
+                ask(address, "POST", "/v3/kv/put", body, usize::MAX).await?;
+            }
+            ask(address, "POST", "/v3/kv/deleterange", r#"{"key":"d2F0Y2hlZA=="}"#, usize::MAX).await
+        };
+        let (watched, _) = tokio::try_join!(watching, writing)?;
+        let values: Vec<Value> = watched.values()?.iter().map(|value| normal(value, false)).collect();
+        seen.push(values);
+    }
+    ensure!(seen[0] == seen[1] && seen[0] == seen[2], "{seen:#?}");
+    ensure!(seen[0][3].to_string().contains(r#""type":"DELETE""#), "{:#?}", seen[0]);
+    Ok(())
+}

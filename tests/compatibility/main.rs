@@ -1,0 +1,6 @@
+//! What clients and tools that were written for etcd get: the same requests go to a real etcd, to a shard alone and to a
+//! router, and the answers are compared.
+
+mod gateway;
+mod plain;
+mod web;
