@@ -76,6 +76,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let incoming = listener.incoming(&drain);
     let others = tower::service_fn(|_| async { Ok::<_, Infallible>(Status::unimplemented("").into_http()) });
     let calls = Echo { page: page(options.value_bytes), nothing: nothing() };
-    server::serve(incoming, calls, others, server::STREAMS_MAX, drain.stopping()).await;
+    let served = server::Served::grpc(calls, others);
+    server::serve(incoming, served, server::STREAMS_MAX, drain.stopping()).await;
     Ok(())
 }

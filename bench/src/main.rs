@@ -73,7 +73,8 @@ enum Mode {
     Watchers(watchers::Options),
     /// The time and CPU that a server takes to create many watches on one stream, and many streams, beside etcd.
     Creates(creates::Options),
-    /// The CPU, latency and shipped bytes of a write with standbys, beside a shard alone and an etcd of three members.
+    /// The CPU, latency and shipped bytes of a write with standbys, beside a shard alone and an etcd of three members; and
+    /// how long no write is acknowledged when a member fails.
     Standby(standby::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),

@@ -5,6 +5,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
@@ -51,6 +52,23 @@ pub fn bin_dir() -> anyhow::Result<PathBuf> {
 
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// A free port for a server that is started again at the same address. The system gives none of these to connections
+/// that begin here, so nothing else takes the port while the server is down. Tests have theirs above these.
+pub fn lasting_port() -> anyhow::Result<u16> {
+    const FIRST: u16 = 10_000;
+    const PORTS: u16 = 5_000;
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..PORTS {
+        // Each process begins at another one.
+        let nth = std::process::id().wrapping_mul(101).wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+        let port = FIRST + u16::try_from(nth % u32::from(PORTS))?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no free port among {PORTS} from {FIRST} on")
 }
 
 /// The value of a key in a ready line; an address loses its scheme.
@@ -221,51 +239,79 @@ pub fn shard() -> anyhow::Result<Server> {
 /// A shard without a router, started through a tool.
 pub fn shard_under(tool: &[String]) -> anyhow::Result<Server> {
     let dir = tempfile::tempdir()?;
-    Ok(start_shard_under(tool, ANY_PORT, &[])?.server(dir))
+    Ok(start_shard_under(tool, ANY_PORT, &[])?.server("kindred shard", "shard", vec![dir]))
 }
 
 /// A shard without a router, with its data in this folder.
 pub fn shard_in(dir: tempfile::TempDir, flags: &[&str]) -> anyhow::Result<Server> {
     let mut args = vec!["--data-dir".to_owned(), dir.path().join("data").display().to_string()];
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    Ok(start_shard_under(&[], ANY_PORT, &args)?.server(dir))
+    Ok(start_shard_under(&[], ANY_PORT, &args)?.server("kindred shard", "shard", vec![dir]))
 }
 
 /// Starts a shard with these flags, and waits until it serves; returns its address.
 pub fn start_shard(flags: &[String]) -> anyhow::Result<(Child, String)> {
-    let Shard { child, endpoint, .. } = start_shard_under(&[], ANY_PORT, flags)?;
+    let Started { child, endpoint, .. } = start_shard_under(&[], ANY_PORT, flags)?;
     Ok((child, endpoint))
 }
 
-struct Shard {
+/// Starts a shard at an address, and waits until it serves or, as a standby, has a copy.
+pub fn start_shard_at(listen: &str, flags: &[String]) -> anyhow::Result<Child> {
+    Ok(start_shard_under(&[], listen, flags)?.child)
+}
+
+/// The same without waiting.
+pub fn launch_shard_at(listen: &str, flags: &[String]) -> anyhow::Result<Child> {
+    let program = bin_dir()?.join("kindred-shard");
+    let child = command(&[], &program, &shard_args(listen, flags)).stdout(Stdio::null()).spawn();
+    child.with_context(|| format!("starting {}", program.display()))
+}
+
+/// A router alone.
+pub fn router(flags: &[String]) -> anyhow::Result<Server> {
+    let mut args = ["--listen", ANY_PORT, "--admin", ANY_PORT].map(str::to_owned).to_vec();
+    args.extend_from_slice(flags);
+    Ok(start_under(&[], "kindred-router", &args)?.server("kindred router", "router", Vec::new()))
+}
+
+/// One of kindred's programs that has printed its ready line.
+struct Started {
     child: Child,
     endpoint: String,
     admin: Option<String>,
 }
 
-impl Shard {
-    /// The shard as a server without a router; keeps `dir` alive.
-    fn server(self, dir: tempfile::TempDir) -> Server {
+impl Started {
+    /// The program as a server without others; keeps `dirs` alive.
+    fn server(self, name: &'static str, role: &str, dirs: Vec<tempfile::TempDir>) -> Server {
         let Self { child, endpoint, admin } = self;
         Server {
-            name: "kindred shard",
+            name,
             endpoint,
             tls: None,
             admin,
-            pids: vec![("shard".to_owned(), child.id())],
+            pids: vec![(role.to_owned(), child.id())],
             children: vec![child],
-            dirs: vec![dir],
+            dirs,
         }
     }
 }
 
-fn start_shard_under(tool: &[String], listen: &str, flags: &[String]) -> anyhow::Result<Shard> {
+fn shard_args(listen: &str, flags: &[String]) -> Vec<String> {
     let mut args = ["--listen", listen, "--admin-listen", ANY_PORT].map(str::to_owned).to_vec();
     args.extend_from_slice(flags);
-    let mut child = spawn_under(tool, &bin_dir()?.join("kindred-shard"), &args)?;
-    let line = ready_line(&mut child, "kindred-shard ready")?;
+    args
+}
+
+fn start_shard_under(tool: &[String], listen: &str, flags: &[String]) -> anyhow::Result<Started> {
+    start_under(tool, "kindred-shard", &shard_args(listen, flags))
+}
+
+fn start_under(tool: &[String], program: &str, args: &[String]) -> anyhow::Result<Started> {
+    let mut child = spawn_under(tool, &bin_dir()?.join(program), args)?;
+    let line = ready_line(&mut child, &format!("{program} ready"))?;
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
-    Ok(Shard { child, endpoint, admin: word(&line, "admin") })
+    Ok(Started { child, endpoint, admin: word(&line, "admin") })
 }
 
 /// A router with one shard for the load's Kind.
@@ -377,7 +423,7 @@ fn behind_router_by(
         let socket = setup.unix.map(|dir| format!("unix://{}", dir.join(shard).display()));
         let listen = socket.as_deref().unwrap_or(ANY_PORT);
         let flags = [&flags[..], &setup.server_flags()].concat();
-        let Shard { child, endpoint, .. } = start_shard_under(&[], listen, &flags)?;
+        let Started { child, endpoint, .. } = start_shard_under(&[], listen, &flags)?;
         let url = socket.unwrap_or_else(|| format!("{scheme}://{endpoint}"));
         stores += &format!("  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"{url}\"] }}\n");
         server.pids.push(((*shard).to_owned(), child.id()));

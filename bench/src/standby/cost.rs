@@ -1,7 +1,7 @@
 //! What a write costs with standbys: CPU of all processes, latency, and bytes that go to other members. Beside a shard
 //! alone and an etcd of three members, in turn, with and without waiting for a disk.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::Context;
 
@@ -17,9 +17,6 @@ use crate::{
 
 #[derive(clap::Args, Debug, Clone)]
 pub struct CostOptions {
-    /// A folder on the disk for all members, where writes wait for it.
-    #[arg(long, default_value = "target")]
-    dir: PathBuf,
     /// Writes in flight, for the cost under load.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     in_flight: u64,
@@ -32,8 +29,8 @@ pub struct CostOptions {
     /// Writes per round and row one at a time, for the latency.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(1..))]
     single_ops: u64,
-    /// Interleaved rounds; medians are printed.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    /// Interleaved rounds, of which medians are printed; 0 leaves the cost out.
+    #[arg(long, default_value_t = 5)]
     rounds: u64,
     /// Number of keys.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -83,8 +80,7 @@ impl Subject {
         }
     }
 
-    async fn start(self, mode: Mode, options: &CostOptions) -> anyhow::Result<Running> {
-        let disk = &options.dir;
+    async fn start(self, mode: Mode, disk: &Path) -> anyhow::Result<Running> {
         let (standbys, counts) = match self {
             Self::Alone => (0, false),
             Self::Async => (1, false),
@@ -183,10 +179,10 @@ async fn sample(running: &Running, target: &Target, load: Load) -> anyhow::Resul
 }
 
 /// Measures all rows with one mode; returns a table for each load.
-async fn mode(mode: Mode, options: &CostOptions) -> anyhow::Result<Vec<Part>> {
+async fn mode(mode: Mode, options: &CostOptions, disk: &Path) -> anyhow::Result<Vec<Part>> {
     let mut all = Vec::new();
     for subject in options.rows.iter().copied() {
-        let running = subject.start(mode, options).await.with_context(|| subject.name())?;
+        let running = subject.start(mode, disk).await.with_context(|| subject.name())?;
         let target = running.connect(options.shape()?).await?;
         tokio::time::timeout(SAMPLE_MAX, target.fill()).await.context("writing the keys")??;
         all.push((subject, running, target));
@@ -208,7 +204,10 @@ async fn mode(mode: Mode, options: &CostOptions) -> anyhow::Result<Vec<Part>> {
 }
 
 #[allow(clippy::print_stdout, reason = "the result of the program")]
-pub async fn run(options: &CostOptions) -> anyhow::Result<()> {
+pub async fn run(options: &CostOptions, disk: &Path) -> anyhow::Result<()> {
+    if options.rounds == 0 {
+        return Ok(());
+    }
     println!(
         "Puts of {} B, {} keys, {} rounds of {} writes with {} in flight on {} connections and of {} one at a time, in turn.\n\
          CPU is that of all processes of a row. Medians of the rounds; ratios are medians of the ratios in each round.\n\
@@ -224,7 +223,7 @@ pub async fn run(options: &CostOptions) -> anyhow::Result<()> {
     );
     let mut parts = Vec::new();
     for each in options.modes.iter().copied() {
-        for part in mode(each, options).await.with_context(|| format!("mode {}", each.name()))? {
+        for part in mode(each, options, disk).await.with_context(|| format!("mode {}", each.name()))? {
             println!("\n{}", report::table(&part));
             parts.push(part);
         }
