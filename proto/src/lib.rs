@@ -17,6 +17,20 @@ pub mod etcdserverpb {
     include!("gen/etcdserverpb.rs");
 }
 
+/// etcd's locks.
+#[allow(clippy::all, missing_docs, unused_qualifications)]
+#[rustfmt::skip]
+pub mod v3lockpb {
+    include!("gen/v3lockpb.rs");
+}
+
+/// etcd's elections.
+#[allow(clippy::all, missing_docs, unused_qualifications)]
+#[rustfmt::skip]
+pub mod v3electionpb {
+    include!("gen/v3electionpb.rs");
+}
+
 /// The internal API that routers call on shards, beside etcd's API.
 #[allow(clippy::all, missing_docs, unused_qualifications)]
 #[rustfmt::skip]

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use kindred_partition_config::ids::fnv;
 use kindred_partition_config::state::ClusterState;
+use kindred_recipes::Recipes;
 use kindred_transport::admin::AdminGuard;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
@@ -152,7 +153,7 @@ pub async fn bind(
     };
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     let kv = app.kv(settings.max_request_bytes);
-    let services = app.services(&kv);
+    let services = Recipes::around(app.services(&kv));
     let parts = app.admin(mover);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));

@@ -60,7 +60,7 @@ pub(crate) enum Control {
     /// As a primary.
     Said(Said),
     /// As a primary: a standby is about to follow.
-    Ship(Call),
+    Ship(Box<Call>),
     /// As a standby: to go on in its primary's place, once everything that it has is on disk.
     Promote {
         /// Set where the primary may have shown more than is here, everything below this.

@@ -167,7 +167,7 @@ impl Handle {
     pub(crate) async fn ship(&self) -> Result<(), KvError> {
         let (to, answered) = oneshot::channel();
         let call = call::Ship {}.named(To::Flushed(to)).0;
-        self.controls.send(Control::Ship(call)).await.map_err(|_| KvError::Stopped)?;
+        self.controls.send(Control::Ship(Box::new(call))).await.map_err(|_| KvError::Stopped)?;
         answered.await.map_err(|_| KvError::Stopped)?
     }
 

@@ -16,6 +16,7 @@ use kindred_partition_config::{
     kind::KindScheme,
     model::Durability,
 };
+use kindred_recipes::Recipes;
 use kindred_transport::{
     address::Endpoint,
     admin::nowhere,
@@ -206,12 +207,16 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     }
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
     let probes = admin::probes(member, recorder, &drain);
+    let calls = front.unary_calls();
     // Routers are the clients of a shard in a cluster, and ask for nothing else.
-    let web = match settings.in_cluster {
-        true => axum::Router::new(),
-        false => probes.clone().routes().merge(kindred_gateway::routes(&front, settings.request_bytes_max)),
+    let (services, web) = if settings.in_cluster {
+        (Recipes::without(front), axum::Router::new())
+    } else {
+        let services = Recipes::around(front);
+        let gateway = kindred_gateway::routes(&services, settings.request_bytes_max);
+        (services, probes.clone().routes().merge(gateway))
     };
-    let served = Served { calls: front.unary_calls(), services: front, web: web.fallback(nowhere) };
+    let served = Served { calls, services, web: web.fallback(nowhere) };
     for listener in listeners {
         workers.serve(listener.incoming(&drain), &drain, |incoming| {
             server::serve(incoming, served.clone(), settings.streams_max, drain.stopping())

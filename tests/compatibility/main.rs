@@ -3,4 +3,5 @@
 
 mod gateway;
 mod plain;
+mod recipes;
 mod web;

@@ -90,8 +90,8 @@ async fn line(stream: &mut BufReader<TcpStream>) -> anyhow::Result<String> {
 }
 
 /// The fields that are revisions.
-const REVISIONS: [&str; 5] =
-    ["revision", "create_revision", "mod_revision", "compact_revision", "start_revision"];
+const REVISIONS: [&str; 6] =
+    ["revision", "create_revision", "mod_revision", "compact_revision", "start_revision", "rev"];
 
 /// What servers may say differently, whatever was asked: who they are, and how much memory or disk they use.
 const OWN: [&str; 14] = [

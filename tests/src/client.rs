@@ -19,6 +19,8 @@ const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// One connection, and a client of each service on it. Clones share the connection.
 #[derive(Debug, Clone)]
 pub struct Client {
+    /// For services that have no client here.
+    pub channel: Channel,
     pub kv: KvClient<Channel>,
     pub watch: WatchClient<Channel>,
     pub lease: LeaseClient<Channel>,
@@ -53,6 +55,7 @@ impl Client {
     #[must_use]
     pub fn over(channel: Channel) -> Self {
         Self {
+            channel: channel.clone(),
             kv: KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
             watch: WatchClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
             lease: LeaseClient::new(channel.clone()),

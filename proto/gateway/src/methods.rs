@@ -29,7 +29,10 @@ const CLUSTER: &str = "etcdserverpb.Cluster";
 const MAINTENANCE: &str = "etcdserverpb.Maintenance";
 const AUTH: &str = "etcdserverpb.Auth";
 
-/// All methods that etcd's gateway has, but those of the services Lock and Election.
+const LOCK: &str = "v3lockpb.Lock";
+const ELECTION: &str = "v3electionpb.Election";
+
+/// All methods that etcd's gateway has.
 pub const METHODS: &[Method] = &[
     unary(KV, "Range", &["/v3/kv/range"]),
     unary(KV, "Put", &["/v3/kv/put"]),
@@ -90,4 +93,17 @@ pub const METHODS: &[Method] = &[
     unary(AUTH, "RoleDelete", &["/v3/auth/role/delete"]),
     unary(AUTH, "RoleGrantPermission", &["/v3/auth/role/grant"]),
     unary(AUTH, "RoleRevokePermission", &["/v3/auth/role/revoke"]),
+    unary(LOCK, "Lock", &["/v3/lock/lock"]),
+    unary(LOCK, "Unlock", &["/v3/lock/unlock"]),
+    unary(ELECTION, "Campaign", &["/v3/election/campaign"]),
+    unary(ELECTION, "Proclaim", &["/v3/election/proclaim"]),
+    unary(ELECTION, "Leader", &["/v3/election/leader"]),
+    Method {
+        service: ELECTION,
+        name: "Observe",
+        paths: &["/v3/election/observe"],
+        streams: Streams::Server,
+        stays: false,
+    },
+    unary(ELECTION, "Resign", &["/v3/election/resign"]),
 ];

@@ -32,14 +32,17 @@ const RAW: [(&str, &str, &[RawMethod]); 4] = [
     ("kindred.shard.v1", "Batches", &[("run", "Run", true, true)]),
 ];
 
+/// etcd's API.
+const ETCD: [&str; 3] = ["etcd/rpc.proto", "etcd/lock.proto", "etcd/election.proto"];
+
 /// The description of etcd's API, from which the JSON gateway reads and writes messages.
 const DESCRIPTORS: &str = "etcd.binpb";
 
 fn generate(proto_dir: &Path, out: &Path) -> anyhow::Result<()> {
     let mut etcd = protox::Compiler::new([proto_dir])?;
-    etcd.include_imports(true).include_source_info(false).open_file("etcd/rpc.proto")?;
+    etcd.include_imports(true).include_source_info(false).open_files(ETCD)?;
     fs::write(out.join(DESCRIPTORS), etcd.encode_file_descriptor_set())?;
-    let fds = protox::compile(["etcd/rpc.proto", "kindred/shard.v1.proto"], [proto_dir])
+    let fds = protox::compile(ETCD.into_iter().chain(["kindred/shard.v1.proto"]), [proto_dir])
         .map_err(|e| anyhow::anyhow!("{e:?}"))?;
     let mut config = prost_build::Config::new();
     config.bytes(["."]).format(true);

@@ -135,7 +135,7 @@ impl Machine {
             Control::Said(said) => {
                 self.shipping.hear(&mut self.core.engine, said, now.duration_since(self.began));
             }
-            Control::Ship(call) => self.ships.push(call),
+            Control::Ship(call) => self.ships.push(*call),
             Control::Promote { behind, answer } => {
                 behind.into_iter().for_each(|ceiling| self.core.is_behind(ceiling));
                 self.promoted = Some(answer);

@@ -1,6 +1,5 @@
 //! Each branch of [`decide`], by an example.
 
-use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::parse::parse_config;
 use kindred_partition_config::state::ClusterState;
 
@@ -391,7 +390,7 @@ fn r14_by_force_a_former_primary_goes_on_where_the_one_that_was_promoted_is_dead
     // It still waits for its standbys: then it is to execute nothing, in a term that no older record reaches.
     let mut a = Said { named: Term(4), ..primary("a", 5, &["dead"]) };
     let yields = Step::Yield { url: A.to_owned(), term: Term(6) };
-    assert_eq!(with(&store, &a), [yields.clone()]);
+    assert_eq!(with(&store, &a), std::slice::from_ref(&yields));
     a.in_doubt = true;
     assert_eq!(with(&store, &a), [yields], "its term is the record's");
     (a.term, a.yielded) = (Term(6), true);
@@ -409,7 +408,7 @@ fn r14_by_force_a_former_primary_goes_on_where_the_one_that_was_promoted_is_dead
         yielded: false,
         forced: Some(9),
     };
-    assert_eq!(steps(&store, &[(A, &a)]), [promote.clone()]);
+    assert_eq!(steps(&store, &[(A, &a)]), std::slice::from_ref(&promote));
     // What it said before it was to execute nothing is old.
     let before = Said { in_doubt: false, yielded: false, term: Term(4), ..a.clone() };
     assert_eq!(steps(&store, &[(A, &before)]), [promote]);

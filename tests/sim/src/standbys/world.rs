@@ -95,13 +95,16 @@ pub struct Process {
     pub paused_at: Option<Micros>,
 }
 
+/// A process, and which of its lives.
+type Life = (usize, u64);
+
 pub struct Sim {
     pub seed: u64,
     pub random: SmallRng,
     pub sabotage: Option<Sabotage>,
     pub now: Micros,
     order: u64,
-    events: BTreeMap<(Micros, u64), (Option<(usize, u64)>, Event)>,
+    events: BTreeMap<(Micros, u64), (Option<Life>, Event)>,
     pub processes: Vec<Process>,
     pub members: Vec<Member>,
     pub routers: Vec<Router>,

@@ -1,0 +1,70 @@
+//! `v3lockpb.Lock`, as `server/etcdserver/api/v3lock/lock.go` and `client/v3/concurrency/mutex.go`.
+
+use bytes::Bytes;
+use kindred_proto::etcdserverpb::RangeRequest;
+use kindred_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse, lock_server};
+use tonic::{Request, Response, Status};
+
+use crate::Services;
+use crate::store::Store;
+
+/// Locks.
+#[derive(Debug, Clone)]
+pub struct Lock<S> {
+    store: Store<S>,
+}
+
+impl<S> Lock<S> {
+    #[must_use]
+    pub fn new(store: Store<S>) -> Self {
+        Self { store }
+    }
+}
+
+/// Deletes the key of a caller that gives up before it has what it waits for.
+pub(crate) struct Leaves<S: Services> {
+    store: Store<S>,
+    key: Option<Bytes>,
+}
+
+impl<S: Services> Leaves<S> {
+    pub fn unless_done(store: &Store<S>, key: &Bytes) -> Self {
+        Self { store: store.clone(), key: Some(key.clone()) }
+    }
+
+    pub fn done(mut self) {
+        self.key = None;
+    }
+}
+
+impl<S: Services> Drop for Leaves<S> {
+    fn drop(&mut self) {
+        let Some(key) = self.key.take() else { return };
+        let store = self.store.clone();
+        // If it fails, the lease ends the key.
+        tokio::spawn(async move { store.delete(key).await });
+    }
+}
+
+#[tonic::async_trait]
+impl<S: Services> lock_server::Lock for Lock<S> {
+    async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        let LockRequest { name, lease } = request.into_inner();
+        let lease = self.store.lease(lease).await?;
+        let (entry, _) = self.store.enter(&name, lease, Bytes::new()).await?;
+        let leaves = Leaves::unless_done(&self.store, &entry.key);
+        self.store.wait_for_older(&name, &entry).await?;
+        let own = RangeRequest { key: entry.key.clone(), ..RangeRequest::default() };
+        let found = self.store.range(own).await?;
+        leaves.done();
+        if found.kvs.first().is_none_or(|kv| kv.create_revision != entry.created) {
+            return Err(Status::unknown("mutex: session is expired"));
+        }
+        Ok(Response::new(LockResponse { header: found.header, key: entry.key }))
+    }
+
+    async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
+        let header = self.store.delete(request.into_inner().key).await?;
+        Ok(Response::new(UnlockResponse { header }))
+    }
+}
