@@ -1,6 +1,10 @@
 //! The JSON gateway: each request, in this order, to etcd, to a shard alone that counts as etcd does, and to a router.
 
-use std::{path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context, ensure};
 use kindred_tests::{
@@ -126,9 +130,13 @@ async fn compare(dir: &Path) -> anyhow::Result<()> {
     let etcd = Etcd::start_with(dir, "etcd", &[&listen]).await?;
     let shard = Shard::start(dir, "shard", &["--revisions=dense".to_owned()]).await?;
     let up = Up::start(dir, "up", &[]).await?;
+    let mut compared: BTreeMap<&str, (u32, BTreeSet<u16>)> = BTreeMap::new();
     for (path, body, lines) in REQUESTS.iter().copied() {
         let lines = if lines == 0 { usize::MAX } else { lines };
         let theirs = ask(&etcd.address, "POST", path, body, lines).await?;
+        let row = compared.entry(path).or_default();
+        row.0 += 1;
+        row.1.insert(theirs.code);
         for (name, address, revisions) in [("shard", &shard.address, true), ("router", &up.address, false)] {
             let ours = ask(address, "POST", path, body, lines).await?;
             let what = format!("{name}, {path} {body}");
@@ -141,7 +149,36 @@ async fn compare(dir: &Path) -> anyhow::Result<()> {
     }
     events(&shard.address, &up.address, &etcd.address).await?;
     report(&format!("{} requests", REQUESTS.len()));
-    Ok(())
+    documented(&table(&compared))
+}
+
+/// The table of the documentation: the requests that were compared, by their paths.
+fn table(compared: &BTreeMap<&str, (u32, BTreeSet<u16>)>) -> String {
+    let mut text =
+        "| path | requests compared | etcd's HTTP status | shard alone | router |\n| --- | --- | --- | --- | --- |\n".to_owned();
+    for (path, (requests, codes)) in compared {
+        let codes: Vec<String> = codes.iter().map(u16::to_string).collect();
+        text += &format!("| `{path}` | {requests} | {} | equal | equal |\n", codes.join(", "));
+    }
+    text
+}
+
+/// Compares the table with the documentation, or with `KINDRED_DOCS=write` writes it there.
+fn documented(table: &str) -> anyhow::Result<()> {
+    const MARK: &str = "<!-- compared -->\n\n";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
+    let text = std::fs::read_to_string(&path)?;
+    let (before, behind) = text.split_once(MARK).context("the mark of the table")?;
+    let there: String = behind.split_inclusive('\n').take_while(|line| line.starts_with('|')).collect();
+    if there == table {
+        return Ok(());
+    }
+    ensure!(
+        std::env::var("KINDRED_DOCS").is_ok_and(|to| to == "write"),
+        "docs/compatibility.md has another table: run this test with KINDRED_DOCS=write\n{table}"
+    );
+    let rest = behind[there.len()..].trim_start_matches('\n');
+    Ok(std::fs::write(&path, format!("{before}{MARK}{table}\n{rest}"))?)
 }
 
 fn check(theirs: &Answer, ours: &Answer, revisions: bool) -> anyhow::Result<()> {

@@ -1,10 +1,11 @@
 //! What tools ask an etcd by plain HTTP on its clients' port: probes, metrics, and the version, without which kubeadm
 //! refuses an external etcd.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::ensure;
 use kindred_tests::{
+    peers::peer,
     scenario,
     servers::{Etcd, Shard, Up},
 };
@@ -48,5 +49,35 @@ async fn plain(dir: &Path) -> anyhow::Result<()> {
                 .map_or(true, |answer| answer.code == 400)
         );
     }
+    Ok(())
+}
+
+#[test]
+fn kubeadm_takes_kindred_for_an_external_etcd() {
+    scenario::run("kubeadm", Duration::from_secs(60), |dir| async move { kubeadm(&dir).await });
+}
+
+/// kubeadm's own preflight check, plain and with the certificates of a cluster.
+async fn kubeadm(dir: &Path) -> anyhow::Result<()> {
+    let plain = Up::start(dir, "plain", &[]).await?;
+    let made = kindred_transport::auto_tls::create(&dir.join("pki"), &[])?;
+    let flags = [
+        ("cert-file", &made.server_cert),
+        ("key-file", &made.server_key),
+        ("trusted-ca-file", &made.ca_cert),
+    ];
+    let flags = flags.map(|(flag, file)| format!("--{flag}={}", file.display()));
+    let secure = Up::start(dir, "secure", &[&flags[..], &["--client-cert-auth".to_owned()]].concat()).await?;
+    let certificates =
+        [&made.ca_cert, &made.client_cert, &made.client_key].map(|file| file.display().to_string());
+    let check = |endpoint: String, certificates: &[String]| {
+        let mut command = Command::new(peer("kubeadm-etcd-check")?);
+        let output = command.arg(endpoint).args(certificates).output()?;
+        anyhow::Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    let (passed, said) = check(format!("http://{}", plain.address), &[])?;
+    ensure!(passed && said.contains("ExternalEtcdVersion passed"), "{said}");
+    let (passed, said) = check(format!("https://{}", secure.address), &certificates)?;
+    ensure!(passed && said.contains("ExternalEtcdVersion passed"), "{said}");
     Ok(())
 }

@@ -17,10 +17,13 @@ pub enum PeerSet {
     Etcd,
     /// kube-apiserver and kubectl.
     Kube,
+    /// kubeadm's own check of an external etcd.
+    Kubeadm,
 }
 
 static ETCD: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
+static KUBEADM: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 
 /// The folder `tests/peers` of this checkout.
 #[must_use]
@@ -36,6 +39,7 @@ pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
         "etcd" | "etcdctl" => (PeerSet::Etcd, &ETCD),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
+        "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
         _ => bail!("no peer is called {name}"),
     };
     let installed = found.get_or_init(|| install(set).map_err(|error| format!("{error:#}")));
@@ -48,6 +52,7 @@ fn install(set: PeerSet) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let set = match set {
         PeerSet::Etcd => "etcd",
         PeerSet::Kube => "kube",
+        PeerSet::Kubeadm => "kubeadm",
     };
     let output =
         Command::new(&script).arg(set).output().with_context(|| format!("running {}", script.display()))?;
