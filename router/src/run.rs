@@ -157,7 +157,7 @@ pub async fn bind(
     let parts = app.admin(mover);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
-    let served = Served { calls: kv, services, web: web.fallback(admin::nowhere) };
+    let served = Served { calls: kv, services, web: admin::for_clients(web) };
     for listener in listeners {
         // A stop sends GOAWAY; watch sessions end themselves with Unavailable.
         workers.serve(listener.incoming(drain), drain, |incoming| {

@@ -19,7 +19,7 @@ use kindred_partition_config::{
 use kindred_recipes::Recipes;
 use kindred_transport::{
     address::Endpoint,
-    admin::nowhere,
+    admin::for_clients,
     connect::{ConnectOptions, Connector},
     listener::{ListenOptions, Listener},
     logging::{self, Logging},
@@ -216,7 +216,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         let gateway = kindred_gateway::routes(&services, settings.request_bytes_max);
         (services, probes.clone().routes().merge(gateway))
     };
-    let served = Served { calls, services, web: web.fallback(nowhere) };
+    let served = Served { calls, services, web: for_clients(web) };
     for listener in listeners {
         workers.serve(listener.incoming(&drain), &drain, |incoming| {
             server::serve(incoming, served.clone(), settings.streams_max, drain.stopping())

@@ -8,11 +8,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{ConnectInfo, RawQuery, State};
+use axum::Router;
+use axum::extract::{ConnectInfo, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Router, middleware};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
-use crate::listener::{Connection, Listener};
+use crate::listener::{Connection, ConnectionInfo, Listener};
 use crate::serve::Drain;
 
 mod guard;
@@ -120,8 +121,25 @@ impl Admin {
     }
 }
 
+/// The routes for a clients' port: what a page makes a browser send is refused.
+#[must_use]
+pub fn for_clients(routes: Router) -> Router {
+    routes.fallback(nowhere).layer(middleware::from_fn(from_client))
+}
+
+async fn from_client(request: Request, next: Next) -> Response {
+    let checked = match ConnectionInfo::of(request.extensions()) {
+        Some(from) => origin::check_client(from, request.method(), request.headers()),
+        None => Ok(()),
+    };
+    match checked {
+        Ok(()) => next.run(request).await,
+        Err(why) => (StatusCode::FORBIDDEN, format!("{why}\n")).into_response(),
+    }
+}
+
 /// The answer where there is nothing, in etcd's words.
-pub async fn nowhere() -> Response {
+async fn nowhere() -> Response {
     (StatusCode::NOT_FOUND, "404 page not found\n").into_response()
 }
 

@@ -61,6 +61,36 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Checks a request of HTTP to a clients' port. Tools send there what a form can send too (`curl -d`), so only what browsers
+/// alone say is looked at: a page of another site names itself in each POST. Without certificates, a page must not get in
+/// under a name that its owner resolves to this machine.
+///
+/// # Errors
+/// When a page may have sent the request.
+pub(super) fn check_client(
+    from: &ConnectionInfo,
+    method: &Method,
+    headers: &HeaderMap,
+) -> Result<(), String> {
+    if from.peer == Peer::Unix {
+        return Ok(());
+    }
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let host = text(header::HOST.as_str());
+    let is_here = from.client.is_none() && from.peer.is_this_machine();
+    if let Some(host) = host.filter(|host| is_here && !is_literal(host)) {
+        return Err(format!(
+            "{host:?} may be anybody's name for this machine: ask by its address or as localhost, or show a certificate"
+        ));
+    }
+    let another = text(header::ORIGIN.as_str()).filter(|origin| !same_site(origin, host.unwrap_or_default()));
+    let crosses = text("sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
+    if !is_read(method) && (another.is_some() || crosses) {
+        return Err("a page of another site may not change anything here".to_owned());
+    }
+    Ok(())
+}
+
 /// Whether this is a content type of the API, which no form can have.
 fn is_ours(kind: &str) -> bool {
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -149,5 +179,33 @@ mod tests {
             checked(true, Method::DELETE, &[("host", "127.0.0.1"), ("origin", "http://evil.example")])
                 .is_err()
         );
+    }
+
+    #[test]
+    fn tools_may_ask_a_clients_port_what_pages_may_not() {
+        let here = "127.0.0.1:9".parse().unwrap();
+        let of = |peer, headers: &[(&'static str, &str)], method: Method| {
+            let from = ConnectionInfo { peer: Peer::Tcp(peer), tls: false, client: None };
+            let headers: HeaderMap = headers
+                .iter()
+                .map(|(name, value)| (axum::http::HeaderName::from_static(name), value.parse().unwrap()))
+                .collect();
+            check_client(&from, &method, &headers)
+        };
+        let (host, form) =
+            (("host", "127.0.0.1:2379"), ("content-type", "application/x-www-form-urlencoded"));
+        of(here, &[host, form], Method::POST).unwrap();
+        of(here, &[], Method::POST).unwrap();
+        of("10.0.0.9:9".parse().unwrap(), &[("host", "etcd.example:2379"), form], Method::POST).unwrap();
+        of(here, &[host, ("origin", "http://evil.example")], Method::GET).unwrap();
+        for refused in [
+            [host, ("origin", "http://evil.example")],
+            [host, ("origin", "null")],
+            [host, ("sec-fetch-site", "cross-site")],
+            [("host", "evil.example:2379"), form],
+        ] {
+            assert!(of(here, &refused, Method::POST).is_err(), "{refused:?}");
+        }
+        assert!(of(here, &[("host", "evil.example")], Method::GET).is_err());
     }
 }
