@@ -8,6 +8,7 @@ use kindred_proto::etcdserverpb::{
     watch_client::WatchClient, watch_request,
 };
 use kindred_proto::mvccpb::{KeyValue, event::EventType};
+use kindred_wire::error::EtcdError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -48,7 +49,7 @@ impl Watching {
             let answer = self.stream.message().await.map_err(told)?;
             let answer = answer.ok_or_else(|| Status::unavailable("the watch has ended"))?;
             if answer.compact_revision > 0 {
-                return Err(Status::unknown("etcdserver: mvcc: required revision has been compacted"));
+                return Err(Status::unknown(EtcdError::Compacted.message()));
             }
             if answer.canceled {
                 return Err(Status::unknown(answer.cancel_reason));
