@@ -46,41 +46,80 @@ async fn asked(
     body: &str,
     lines_max: usize,
 ) -> anyhow::Result<Answer> {
-    let mut stream = BufReader::new(TcpStream::connect(address).await?);
-    let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
-    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
-    let status = line(&mut stream).await?;
-    let code = status.split(' ').nth(1).context("a status line")?.parse()?;
-    let (mut content, mut chunked, mut length) = (String::new(), false, None);
-    loop {
-        let header = line(&mut stream).await?;
-        let Some((name, value)) = header.split_once(':') else { break };
-        match name.to_ascii_lowercase().as_str() {
-            "content-type" => content = value.trim().to_owned(),
-            "transfer-encoding" => chunked = value.contains("chunked"),
-            "content-length" => length = Some(value.trim().parse::<usize>()?),
-            _ => {}
-        }
-    }
-    let mut bytes = Vec::new();
-    if chunked {
-        while bytes.iter().filter(|byte| **byte == b'\n').count() < lines_max {
-            let size = usize::from_str_radix(&line(&mut stream).await?, 16)?;
-            let mut chunk = vec![0; size];
-            stream.read_exact(&mut chunk).await?;
-            line(&mut stream).await?;
-            if size == 0 {
-                break;
-            }
-            bytes.extend(chunk);
-        }
-    } else if let Some(length) = length {
-        bytes.resize(length, 0);
-        stream.read_exact(&mut bytes).await?;
-    } else {
-        stream.read_to_end(&mut bytes).await?;
-    }
+    let mut answering = Answering::to(address, method, path, body).await?;
+    while answering.lines() < lines_max && answering.more().await? {}
+    let Answering { code, content, bytes, .. } = answering;
     Ok(Answer { code, content, body: String::from_utf8(bytes)? })
+}
+
+/// An answer that comes.
+pub struct Answering {
+    stream: BufReader<TcpStream>,
+    code: u16,
+    content: String,
+    chunked: bool,
+    length: Option<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Answering {
+    /// Makes a request, and reads the head of its answer.
+    pub async fn to(address: &str, method: &str, path: &str, body: &str) -> anyhow::Result<Self> {
+        let mut stream = BufReader::new(TcpStream::connect(address).await?);
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n");
+        stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
+        let status = line(&mut stream).await?;
+        let code = status.split(' ').nth(1).context("a status line")?.parse()?;
+        let (mut content, mut chunked, mut length) = (String::new(), false, None);
+        while let Some((name, value)) = line(&mut stream).await?.split_once(':') {
+            match name.to_ascii_lowercase().as_str() {
+                "content-type" => value.trim().clone_into(&mut content),
+                "transfer-encoding" => chunked = value.contains("chunked"),
+                "content-length" => length = Some(value.trim().parse::<usize>()?),
+                _ => {}
+            }
+        }
+        Ok(Self { stream, code, content, chunked, length, bytes: Vec::new() })
+    }
+
+    fn lines(&self) -> usize {
+        self.bytes.iter().filter(|byte| **byte == b'\n').count()
+    }
+
+    /// Reads on. Returns whether there may be more.
+    async fn more(&mut self) -> anyhow::Result<bool> {
+        if self.chunked {
+            let size = usize::from_str_radix(&line(&mut self.stream).await?, 16)?;
+            let mut chunk = vec![0; size];
+            self.stream.read_exact(&mut chunk).await?;
+            line(&mut self.stream).await?;
+            self.bytes.extend(chunk);
+            return Ok(size > 0);
+        }
+        match self.length {
+            Some(length) => {
+                self.bytes.resize(length, 0);
+                self.stream.read_exact(&mut self.bytes).await?;
+            }
+            None => {
+                self.stream.read_to_end(&mut self.bytes).await?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// The next line of a stream, as a value.
+    pub async fn next(&mut self) -> anyhow::Result<Value> {
+        let read = async {
+            while self.lines() == 0 {
+                ensure!(self.more().await?, "the stream has ended");
+            }
+            let end = self.bytes.iter().position(|byte| *byte == b'\n').context("a line")?;
+            let line: Vec<u8> = self.bytes.drain(..=end).collect();
+            Ok(serde_json::from_slice(&line)?)
+        };
+        tokio::time::timeout(LIMIT, read).await?
+    }
 }
 
 async fn line(stream: &mut BufReader<TcpStream>) -> anyhow::Result<String> {
@@ -120,6 +159,8 @@ pub fn normal(value: &Value, revisions: bool) -> Value {
                     // A version of a key is a number of its own.
                     "version" if value.as_str().is_some_and(|text| text.contains('.')) => "own".into(),
                     "version" => value.clone(),
+                    // A second may have passed at one of them.
+                    "TTL" if value.as_str().is_some_and(|left| !left.starts_with('-')) => "left".into(),
                     own if OWN.contains(&own) => "own".into(),
                     revision if REVISIONS.contains(&revision) && !revisions => "revision".into(),
                     _ => normal(value, revisions),
