@@ -122,7 +122,6 @@ impl Admin {
 }
 
 /// The routes for a clients' port: what a page makes a browser send is refused.
-#[must_use]
 pub fn for_clients(routes: Router) -> Router {
     routes.fallback(nowhere).layer(middleware::from_fn(from_client))
 }
