@@ -206,7 +206,7 @@ impl ApplyLoop {
         self.machine.next_timer()
     }
 
-    /// Ends cleanly, as [`ApplyLoop::end`] does, with jobs of the logs that nobody else takes through their steps.
+    /// Ends cleanly, as `ApplyLoop::end` does, with jobs of the logs that nobody else takes through their steps.
     pub fn end_driven(mut self) {
         self.machine.refuse_waiting();
         while self.machine.waits_for_logs() && self.machine.logs.work() {

@@ -1,5 +1,5 @@
 //! The part of etcd's API that meta is used by: get, list, compare-and-swap, watch. Every call has a deadline, within
-//! which it is asked of several members if need be (see [`super::members`]).
+//! which it is asked of several members if need be (see `super::members`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

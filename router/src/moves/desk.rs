@@ -1,5 +1,5 @@
 //! One move at its coordinator: its machine, the steps that fail, what operators ask, and what is reported of it. No
-//! I/O and no clock: [`runner`](super::runner) runs it, and so does the simulation.
+//! I/O and no clock: `super::runner` runs it, and so does the simulation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -12,7 +12,7 @@ const KEPT: usize = 50;
 /// The number of records that one transaction deletes; etcd limits the operations of a transaction.
 const AT_ONCE: usize = 32;
 
-/// Deletes the oldest finished records, at most [`AT_ONCE`] of them. Any router may do so: the transaction compares
+/// Deletes the oldest finished records, at most `AT_ONCE` of them. Any router may do so: the transaction compares
 /// each record.
 pub async fn forget(meta: &impl MetaStore, entries: &Entries) {
     let due = to_forget(entries);

@@ -1,5 +1,5 @@
 //! The steps of a move that call stores. Each may be repeated, and each ends in bounded time. This file has the steps
-//! that carry the data of a single unit; [`leg`] has those for many units at once.
+//! that carry the data of a single unit; `leg` has those for many units at once.
 //!
 //! In a step the *owner* is the store that owns the unit at that time, and the *follower* is the other one.
 

@@ -1,4 +1,4 @@
-//! Everything that may touch the engine besides the frequent requests of [`super::Request`]: each call by its name, with
+//! Everything that may touch the engine besides the frequent requests of `super::Request`: each call by its name, with
 //! what it answers.
 
 use std::{

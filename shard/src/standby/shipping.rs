@@ -60,7 +60,7 @@ pub enum CopyPart {
     Last,
 }
 
-/// Where a standby's messages go. What waits there is bounded by [`WAITING_BYTES`].
+/// Where a standby's messages go. What waits there is bounded by `WAITING_BYTES`.
 #[derive(Debug)]
 pub struct Outlet {
     /// With room for [`MESSAGES_MAX`].

@@ -63,14 +63,14 @@ pub enum Event<'a> {
     Upstream {
         /// The store.
         store: StoreIx,
-        /// The number of [`Outside::open`].
+        /// The number of `Outside::open`.
         number: u64,
         /// What it said.
         said: Said,
     },
     /// The answer to a question; `None` if it failed or took too long.
     Asked(Ask, Option<Revision>),
-    /// The answer to [`Outside::ask_present`].
+    /// The answer to `Outside::ask_present`.
     Present {
         /// The watch.
         uid: i64,
@@ -81,7 +81,7 @@ pub enum Event<'a> {
     Rung,
     /// There is a newer map.
     NewMap,
-    /// The time of [`Session::timer`] has come.
+    /// The time of `Session::timer` has come.
     Timer,
 }
 
