@@ -80,6 +80,18 @@ impl Member {
         self.shard.lock().await.process.kill()
     }
 
+    /// The bytes that the log of mode `fsync` has written, if all of them are on disk.
+    pub async fn on_disk(&self) -> anyhow::Result<Option<f64>> {
+        let admin = Admin::at(&self.shard.lock().await.admin);
+        let (_, text) = admin.ask("GET", "/metrics", "").await?;
+        let of = |name: &str| {
+            let mut lines = text.lines().filter(|line| line.starts_with(name) && line.contains("\"fsync\""));
+            lines.next().and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        };
+        let written = of("kindred_shard_wal_written_bytes_total").context(text.clone())?;
+        Ok((of("kindred_shard_wal_pending_bytes") == Some(0.0)).then_some(written))
+    }
+
     /// Starts the process again.
     pub fn up(&self) {
         *self.down.lock() = false;

@@ -233,9 +233,14 @@ async fn reclaimed(dir: &Path) -> anyhow::Result<()> {
     };
     let (done, said) = reclaim("second")?;
     ensure!(!done && said.contains("second"), "it runs: {said}");
+    // A standby logs without haste, and only what changes.
+    let standby = cluster.other(&first)?;
+    let before = wait_for("the log to rest", LIMIT, || standby.on_disk()).await?;
     cluster.written("both").await?;
-    // A standby logs without haste.
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    wait_for("the write to be on the standby's disk", LIMIT, || async {
+        Ok(standby.on_disk().await?.filter(|written| *written > before))
+    })
+    .await?;
     for member in &cluster.members {
         member.kill().await?;
     }

@@ -1,4 +1,4 @@
-//! How long no write is acknowledged when a primary is lost, hands over, or loses its standby. One fault of each kind in
+//! Measures how long no write is acknowledged when a primary is lost, hands over, or loses its standby. One fault of each kind in
 //! turn happens under load; in the end every acknowledged write must be there.
 
 mod admin;
@@ -44,7 +44,7 @@ const WRITES: u64 = 5;
 /// The shortest time without a fault before the next.
 const CALM: Duration = Duration::from_millis(500);
 
-/// How long nothing happens before a fault. The lengths are spread over a second, so that faults come at all moments
+/// The quiet time before a fault. The lengths are spread over a second, so that faults come at all moments
 /// between two looks of a router; they are the same in each run.
 fn calm(number: u64) -> Duration {
     // Multiples of the golden ratio are spread evenly from the first on.
@@ -55,7 +55,7 @@ fn calm(number: u64) -> Duration {
 struct Faults {
     cluster: Cluster,
     seen: Arc<Seen>,
-    /// How many writes are waited for before a fault, and before it is mended.
+    /// The writes that must be acknowledged before a fault, and before it is mended.
     writes: u64,
     report: Report,
 }
@@ -114,7 +114,7 @@ async fn measure(options: &FailoverOptions, disk: &Path) -> anyhow::Result<Repor
     Ok(report)
 }
 
-/// Where the plot goes, if anywhere.
+/// The file of the plot, if there is to be one.
 fn plot_file(options: &FailoverOptions) -> Option<PathBuf> {
     let default = || Path::new(RESULTS).is_dir().then(|| Path::new(RESULTS).join(PLOT));
     options.failover_plot.clone().or_else(default)

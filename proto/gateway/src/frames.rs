@@ -1,23 +1,11 @@
-//! Messages in the body of a gRPC call: a flag byte, the length in four bytes, the message.
+//! The messages in the body of a gRPC answer.
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::Response;
 use http_body_util::BodyExt as _;
+use kindred_transport::unary::message::PREFIX_BYTES;
 use tonic::body::Body;
 use tonic::{Code, Status};
-
-const HEAD: usize = 5;
-
-/// A message as a frame.
-#[must_use]
-pub fn framed(message: &[u8]) -> Bytes {
-    let mut frame = BytesMut::with_capacity(HEAD + message.len());
-    frame.put_u8(0);
-    // A request is limited far below.
-    frame.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    frame.put_slice(message);
-    frame.freeze()
-}
 
 /// The messages of an answer as they come.
 pub struct Frames {
@@ -35,11 +23,12 @@ impl Frames {
     }
 
     fn ready(&mut self) -> Option<Bytes> {
-        let length = usize::try_from(u32::from_be_bytes(self.arrived.get(1..HEAD)?.try_into().ok()?)).ok()?;
-        if self.arrived.len() < HEAD + length {
+        let length =
+            usize::try_from(u32::from_be_bytes(self.arrived.get(1..PREFIX_BYTES)?.try_into().ok()?)).ok()?;
+        if self.arrived.len() < PREFIX_BYTES + length {
             return None;
         }
-        self.arrived.advance(HEAD);
+        self.arrived.advance(PREFIX_BYTES);
         Some(self.arrived.split_to(length).freeze())
     }
 

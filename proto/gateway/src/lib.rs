@@ -10,49 +10,29 @@
 //!
 //! A call goes to the services of the process itself, so it does what the same call over gRPC does.
 
-use std::convert::Infallible;
-
 use axum::body::Body as HttpBody;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{any, post};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use http::{HeaderMap, HeaderValue, Method as Verb, Request, Uri, header};
-use http_body_util::{BodyExt as _, Limited, StreamBody};
+use http::{HeaderValue, Method as Verb, Request, Uri, header};
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
+use kindred_transport::grpc::framed;
+use kindred_transport::server::Services;
 use prost_reflect::{DescriptorPool, MessageDescriptor, MethodDescriptor};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
-use tower::{Service, ServiceExt as _};
+use tower::ServiceExt as _;
 
 pub mod answer;
 pub mod frames;
 pub mod json;
 pub mod methods;
 
-use frames::framed;
 use methods::{METHODS, Method, Streams};
-
-/// The services of the process.
-pub trait Services:
-    Service<Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>
-    + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> Services for S where
-    S: Service<Request<Body>, Response = http::Response<Body>, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + Sync
-        + 'static
-{
-}
 
 /// A method with the descriptors of its messages. The services refuse a method whose messages are not known, whatever
 /// they are.
@@ -97,15 +77,17 @@ async fn not_allowed() -> Response {
 }
 
 async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpBody>) -> Response {
-    let (parts, body) = request.into_parts();
+    let body = request.into_body();
     match bound.method.streams {
         Streams::No | Streams::Server => {
             let message = match whole(body, bound.bytes_max).await.and_then(|json| bound.message(&json)) {
                 Ok(message) => message,
                 Err(status) => return answer::refused(&status),
             };
-            let body = Body::new(http_body_util::Full::new(framed(&message)).map_err(|never| match never {}));
-            bound.answer(&parts.headers, body).await
+            let Some(frame) = framed(&message) else {
+                return answer::refused(&Status::invalid_argument("the message is too large"));
+            };
+            bound.answer(Body::new(Full::new(frame))).await
         }
         Streams::Both => {
             let (says, said) = mpsc::channel(1);
@@ -116,7 +98,7 @@ async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpB
             tokio::spawn(bound.clone().reads(first, rest, says));
             let frames =
                 ReceiverStream::new(said).map(|frame| Ok::<_, Status>(http_body::Frame::data(frame)));
-            bound.answer(&parts.headers, Body::new(StreamBody::new(frames))).await
+            bound.answer(Body::new(StreamBody::new(frames))).await
         }
     }
 }
@@ -151,7 +133,8 @@ impl<S: Services> Bound<S> {
     async fn reads(self, first: Option<Bytes>, mut rest: json::Values, says: mpsc::Sender<Bytes>) {
         let mut next = first;
         while let Some(message) = next.take() {
-            if says.send(framed(&message)).await.is_err() {
+            let Some(frame) = framed(&message) else { break };
+            if says.send(frame).await.is_err() {
                 return;
             }
             next = match rest.next().await {
@@ -165,19 +148,12 @@ impl<S: Services> Bound<S> {
         }
     }
 
-    async fn answer(&self, headers: &HeaderMap, body: Body) -> Response {
+    async fn answer(&self, body: Body) -> Response {
         let mut request = Request::new(body);
         *request.method_mut() = Verb::POST;
         *request.uri_mut() = self.method.uri();
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
-        for (to, from) in
-            [("authorization", header::AUTHORIZATION.as_str()), ("token", "grpc-metadata-token")]
-        {
-            if let Some(value) = headers.get(from) {
-                request.headers_mut().insert(to, value.clone());
-            }
-        }
         let answered = match self.services.clone().oneshot(request).await {
             Ok(answered) => answered,
             Err(never) => match never {},

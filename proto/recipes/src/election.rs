@@ -1,21 +1,19 @@
 //! `v3electionpb.Election`, as `server/etcdserver/api/v3election/election.go` and `client/v3/concurrency/election.go`.
 
 use bytes::Bytes;
-use kindred_proto::etcdserverpb::{
-    DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest, TxnResponse, request_op,
-};
+use kindred_proto::etcdserverpb::{PutRequest, ResponseHeader, request_op};
 use kindred_proto::mvccpb::{KeyValue, event::EventType};
 use kindred_proto::v3electionpb::{
     CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
     ProclaimResponse, ResignRequest, ResignResponse, election_server,
 };
+use kindred_transport::server::Services;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::Services;
 use crate::lock::Leaves;
-use crate::store::{Store, created, op, under};
+use crate::store::{Store, under};
 
 /// Elections.
 #[derive(Debug, Clone)]
@@ -29,21 +27,9 @@ impl<S: Services> Election<S> {
         Self { store }
     }
 
-    /// Does something with a leader's key while it leads.
-    async fn if_leads(
-        &self,
-        key: &Bytes,
-        rev: i64,
-        then: request_op::Request,
-    ) -> Result<TxnResponse, Status> {
-        let txn =
-            TxnRequest { compare: vec![created(key, rev)], success: vec![op(then)], failure: Vec::new() };
-        self.store.txn(txn).await
-    }
-
     async fn announce(&self, leader: &LeaderKey, value: Bytes) -> Result<Option<ResponseHeader>, Status> {
         let put = PutRequest { key: leader.key.clone(), value, lease: leader.lease, ..PutRequest::default() };
-        let answer = self.if_leads(&leader.key, leader.rev, request_op::Request::RequestPut(put)).await?;
+        let answer = self.store.if_own(&leader.key, leader.rev, request_op::Request::RequestPut(put)).await?;
         if answer.succeeded { Ok(answer.header) } else { Err(Status::unknown("election: not leader")) }
     }
 
@@ -114,7 +100,7 @@ impl<S: Services> election_server::Election for Election<S> {
         let lease = self.store.lease(lease).await?;
         let (entry, before) = self.store.enter(&name, lease, value.clone()).await?;
         let leader = LeaderKey { name: name.clone(), key: entry.key.clone(), rev: entry.created, lease };
-        let leaves = Leaves::unless_done(&self.store, &entry.key);
+        let leaves = Leaves::unless_done(&self.store, &entry);
         if before.is_some_and(|before| before != value) {
             self.announce(&leader, value).await?;
         }
@@ -160,8 +146,7 @@ impl<S: Services> election_server::Election for Election<S> {
 
     async fn resign(&self, request: Request<ResignRequest>) -> Result<Response<ResignResponse>, Status> {
         let LeaderKey { key, rev, .. } = led(request.into_inner().leader)?;
-        let delete = DeleteRangeRequest { key: key.clone(), ..DeleteRangeRequest::default() };
-        let answer = self.if_leads(&key, rev, request_op::Request::RequestDeleteRange(delete)).await?;
+        let answer = self.store.leave(key, rev).await?;
         Ok(Response::new(ResignResponse { header: answer.header }))
     }
 }

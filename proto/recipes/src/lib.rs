@@ -16,6 +16,7 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use kindred_proto::v3electionpb::election_server::ElectionServer;
 use kindred_proto::v3lockpb::lock_server::LockServer;
+use kindred_transport::server::Services;
 use tonic::body::Body;
 use tower::{Service, ServiceExt as _};
 
@@ -26,25 +27,6 @@ pub mod store;
 use election::Election;
 use lock::Lock;
 use store::Store;
-
-/// The services of a process: all but the recipes.
-pub trait Services:
-    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
-    + Clone
-    + Send
-    + Sync
-    + 'static
-{
-}
-
-impl<S> Services for S where
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
-        + Clone
-        + Send
-        + Sync
-        + 'static
-{
-}
 
 type Both<S> = (LockServer<Lock<S>>, ElectionServer<Election<S>>);
 

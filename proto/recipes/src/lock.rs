@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::RangeRequest;
 use kindred_proto::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse, lock_server};
+use kindred_transport::server::Services;
 use tonic::{Request, Response, Status};
 
-use crate::Services;
-use crate::store::Store;
+use crate::store::{Entry, Store};
 
 /// Locks.
 #[derive(Debug, Clone)]
@@ -24,25 +24,25 @@ impl<S> Lock<S> {
 /// Deletes the key of a caller that gives up before it has what it waits for.
 pub(crate) struct Leaves<S: Services> {
     store: Store<S>,
-    key: Option<Bytes>,
+    entry: Option<Entry>,
 }
 
 impl<S: Services> Leaves<S> {
-    pub fn unless_done(store: &Store<S>, key: &Bytes) -> Self {
-        Self { store: store.clone(), key: Some(key.clone()) }
+    pub fn unless_done(store: &Store<S>, entry: &Entry) -> Self {
+        Self { store: store.clone(), entry: Some(entry.clone()) }
     }
 
     pub fn done(mut self) {
-        self.key = None;
+        self.entry = None;
     }
 }
 
 impl<S: Services> Drop for Leaves<S> {
     fn drop(&mut self) {
-        let Some(key) = self.key.take() else { return };
+        let Some(Entry { key, created, .. }) = self.entry.take() else { return };
         let store = self.store.clone();
-        // If it fails, the lease ends the key.
-        tokio::spawn(async move { store.delete(key).await });
+        // If it fails, the lease ends the key. A later caller with the same lease may have made it anew.
+        tokio::spawn(async move { store.leave(key, created).await });
     }
 }
 
@@ -52,7 +52,7 @@ impl<S: Services> lock_server::Lock for Lock<S> {
         let LockRequest { name, lease } = request.into_inner();
         let lease = self.store.lease(lease).await?;
         let (entry, _) = self.store.enter(&name, lease, Bytes::new()).await?;
-        let leaves = Leaves::unless_done(&self.store, &entry.key);
+        let leaves = Leaves::unless_done(&self.store, &entry);
         self.store.wait_for_older(&name, &entry).await?;
         let own = RangeRequest { key: entry.key.clone(), ..RangeRequest::default() };
         let found = self.store.range(own).await?;

@@ -8,12 +8,11 @@ use kindred_proto::etcdserverpb::{
     watch_client::WatchClient, watch_request,
 };
 use kindred_proto::mvccpb::{KeyValue, event::EventType};
+use kindred_transport::server::Services;
 use kindred_wire::error::EtcdError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
-
-use crate::Services;
 
 /// The TTL of a lease that is granted for a caller without one, in seconds (`concurrency.defaultSessionTTL`).
 const TTL_S: i64 = 60;
@@ -163,7 +162,31 @@ impl<S: Services> Store<S> {
         Ok(KvClient::new(self.services.clone()).txn(txn).await.map_err(told)?.into_inner())
     }
 
-    /// Deletes a key.
+    /// Does something with a caller's key, if it still is the one that the caller made.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn if_own(
+        &self,
+        key: &Bytes,
+        made: i64,
+        then: request_op::Request,
+    ) -> Result<TxnResponse, Status> {
+        let txn =
+            TxnRequest { compare: vec![created(key, made)], success: vec![op(then)], failure: Vec::new() };
+        self.txn(txn).await
+    }
+
+    /// Deletes a caller's key, if it still is the one that the caller made.
+    ///
+    /// # Errors
+    /// When the store refuses.
+    pub async fn leave(&self, key: Bytes, made: i64) -> Result<TxnResponse, Status> {
+        let delete = DeleteRangeRequest { key: key.clone(), ..DeleteRangeRequest::default() };
+        self.if_own(&key, made, request_op::Request::RequestDeleteRange(delete)).await
+    }
+
+    /// Deletes a key, whoever made it.
     ///
     /// # Errors
     /// When the store refuses.
@@ -198,14 +221,12 @@ fn told(status: Status) -> Status {
 }
 
 /// An operation of a transaction.
-#[must_use]
-pub fn op(request: request_op::Request) -> RequestOp {
+fn op(request: request_op::Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }
 
 /// Compares when a key was created; 0 is never.
-#[must_use]
-pub fn created(key: &Bytes, at: i64) -> Compare {
+fn created(key: &Bytes, at: i64) -> Compare {
     Compare {
         key: key.clone(),
         result: compare::CompareResult::Equal as i32,

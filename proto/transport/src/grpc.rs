@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use bytes::{BufMut as _, Bytes, BytesMut};
 use kindred_wire::error::{Code, EtcdError};
 use kindred_wire::refusal::KindredError;
 use tonic::Status;
+
+use crate::unary::message::PREFIX_BYTES;
 
 /// The status that an etcd client must see for this error, byte for byte.
 #[must_use]
@@ -21,6 +24,17 @@ pub fn refusal(error: &KindredError) -> Status {
 #[must_use]
 pub fn code(code: Code) -> tonic::Code {
     tonic::Code::from_i32(i32::from(code.number()))
+}
+
+/// A message as it stands in the body of a call; `None` for one of more than 4 GiB.
+#[must_use]
+pub fn framed(message: &[u8]) -> Option<Bytes> {
+    let length = u32::try_from(message.len()).ok()?;
+    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
+    framed.put_u8(0);
+    framed.put_u32(length);
+    framed.put_slice(message);
+    Some(framed.freeze())
 }
 
 /// The etcd error in a status, identified by its text as in etcd's own clients; `None` for any other status.

@@ -57,6 +57,25 @@ fn settings(streams_max: u32) -> http2::Builder<TokioExecutor> {
 /// `ReadHeaderTimeout`.
 const HTTP1_QUIET_MAX: Duration = Duration::from_secs(5 * 60);
 
+/// The services of a process: they answer every call, if only with a refusal.
+pub trait Services:
+    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> Services for S where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+{
+}
+
 /// Who answers requests.
 #[derive(Debug, Clone)]
 pub struct Served<U, S> {
@@ -85,8 +104,7 @@ pub async fn serve<U, S>(
     stopping: CancellationToken,
 ) where
     U: UnaryCalls,
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
+    S: Services,
 {
     let builder = settings(streams_max);
     let unread = Unread::default();
@@ -199,8 +217,7 @@ async fn serve_one<U, S>(
     watched: Arc<Watched>,
 ) where
     U: UnaryCalls,
-    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
+    S: Services,
 {
     match watched.leave.run_until_cancelled(connection.speaks_http2()).await {
         Some(Ok(true)) => {}

@@ -6,7 +6,6 @@ use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{BufMut, BytesMut};
 use kindred_proto::etcdserverpb::AuthStatusResponse;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
@@ -56,14 +55,10 @@ impl Service<http::Request<Body>> for Auth {
 
 /// An OK response with one message, framed by hand because there is no generated server here.
 fn status_response(message: &impl Message) -> http::Response<Body> {
-    let mut framed = BytesMut::with_capacity(5 + message.encoded_len());
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    // A `BytesMut` grows, so encoding into it cannot fail.
-    let _ = message.encode(&mut framed);
+    let framed = grpc::framed(&message.encode_to_vec());
     let mut trailers = http::HeaderMap::new();
     trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-    let body = tonic::body::Body::new(FramedBody { data: Some(framed.freeze()), trailers: Some(trailers) });
+    let body = tonic::body::Body::new(FramedBody { data: framed, trailers: Some(trailers) });
     let mut response = http::Response::new(body);
     response
         .headers_mut()

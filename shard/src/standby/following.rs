@@ -273,8 +273,13 @@ pub async fn hand_over(
             if handle.call(call::IsCovered {}).await == Ok(true) {
                 following.set_whole();
                 tracing::info!("a whole copy is on disk");
-                if let Some(Err(error)) = directory.as_deref().map(reclaim::note_whole) {
-                    tracing::warn!(%error, "a later start will not know that this copy was whole");
+                if let Some(directory) = directory.clone() {
+                    // The loop is on this thread, and waits for no disk.
+                    tokio::task::spawn_blocking(move || {
+                        if let Err(error) = reclaim::note_whole(&directory) {
+                            tracing::warn!(%error, "a later start will not know that this copy was whole");
+                        }
+                    });
                 }
             }
         }

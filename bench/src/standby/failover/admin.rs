@@ -9,7 +9,7 @@ use tokio::{
     net::TcpStream,
 };
 
-/// How long a router may take to answer; a handover takes a few seconds at most.
+/// The longest time for a router's answer; a handover takes a few seconds at most.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// A client of the admin API at this address.

@@ -7,7 +7,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderValue, Method, Request, StatusCode, Uri, Version, header};
 use http_body_util::Full;
 use hyper::body::Body as _;
@@ -18,8 +18,9 @@ use tonic::{Code, Status};
 use tower::Service;
 
 use super::GRPC;
-use super::message::{MessageError, PREFIX_BYTES};
+use super::message::MessageError;
 use super::pieces::PieceReader;
+use crate::grpc;
 
 /// Sends a request to the method at this path and returns its answer.
 ///
@@ -61,13 +62,9 @@ where
 
 fn on_wire(path: &'static str, request: tonic::Request<Bytes>) -> Result<Request<Body>, Status> {
     let (metadata, _, message) = request.into_parts();
-    let length = u32::try_from(message.len())
-        .map_err(|_| Status::resource_exhausted("a request of more than 4 GB"))?;
-    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + message.len());
-    framed.put_u8(0);
-    framed.put_u32(length);
-    framed.put(message);
-    let mut request = Request::new(Body::new(Full::new(framed.freeze())));
+    let framed = grpc::framed(&message);
+    let framed = framed.ok_or_else(|| Status::resource_exhausted("a request of more than 4 GB"))?;
+    let mut request = Request::new(Body::new(Full::new(framed)));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = Uri::from_static(path);
     *request.version_mut() = Version::HTTP_2;
