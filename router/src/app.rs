@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kindred_database::serve::Sender;
 use kindred_proto::etcdserverpb::{
     cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
 };
@@ -109,7 +110,14 @@ impl App {
         let lease =
             lease::Lease::new(self.leases.clone(), stores.clone(), identity.clone(), self.drain.clone());
         let watch = WatchServer::new(watch::Watch::new(self.watch_path()));
-        let maintenance = MaintenanceServer::new(maintenance::Maintenance::new(stores, identity.clone()));
+        let snapshots = Sender::new(
+            service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
+                .add_service(LeaseServer::new(lease.clone()))
+                .prepare(),
+            Snapshots::new(stores.clone(), self.routing.clone()),
+        );
+        let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots);
+        let maintenance = MaintenanceServer::new(maintenance);
         let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone()));
         service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
             .add_service(watch.max_decoding_message_size(max_message))

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{join_all, try_join_all};
+use kindred_database::reading::Interval;
+use kindred_database::serve;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::Key;
 use kindred_proto::etcdserverpb as pb;
@@ -192,6 +194,28 @@ impl Snapshots {
         let ended = ended.map(|store| retain(store, name, Revision::ZERO, Duration::ZERO));
         // A lost end is made up for by the snapshot's expiry.
         let _ = join_all(ended).await;
+    }
+}
+
+/// For the snapshots that etcd's clients ask for.
+#[tonic::async_trait]
+impl serve::TakesSnapshots for Snapshots {
+    async fn take(&self) -> Result<serve::Snapshot, Status> {
+        let Snapshot { name, revision, ranges } = Self::take(self).await?;
+        let ranges = ranges
+            .into_iter()
+            .map(|range| (Interval { start: range.start, end: range.end }, range.revision))
+            .collect();
+        Ok(serve::Snapshot { name: name.0, revision, ranges, retained: RETAINED })
+    }
+
+    async fn renew(&self, snapshot: &serve::Snapshot) {
+        // Reads fail if it is lost.
+        Self::renew(self, SnapshotName(snapshot.name), snapshot.revision).await;
+    }
+
+    async fn end(&self, snapshot: &serve::Snapshot) {
+        Self::end(self, SnapshotName(snapshot.name)).await;
     }
 }
 

@@ -8,6 +8,7 @@ pub mod kv;
 pub mod lease;
 pub mod maintenance;
 pub(crate) mod request;
+pub mod snapshot;
 pub mod watch;
 
 use std::sync::{

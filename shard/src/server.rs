@@ -199,7 +199,12 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         started_as: settings.standby_of.as_ref().map(ToString::to_string),
     };
     let of_standbys = StandbyService::new(member.clone(), membership.clone(), store);
-    let front = Front::new(member.clone(), ShardService::new(member.clone(), joined), of_standbys);
+    let front = Front::new(
+        member.clone(),
+        settings.in_cluster,
+        ShardService::new(member.clone(), joined),
+        of_standbys,
+    );
     if let (Some(incoming), Some(following)) = (incoming, &membership.following) {
         let handing =
             following::hand_over(incoming, handle.clone(), following.clone(), settings.data_dir.clone());

@@ -4,4 +4,5 @@
 mod gateway;
 mod plain;
 mod recipes;
+mod snapshot;
 mod web;

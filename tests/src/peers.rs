@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow, bail};
 /// A set of peers that `tests/peers/install` builds together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerSet {
-    /// etcd and etcdctl.
+    /// etcd, etcdctl, etcdutl and a check of its files.
     Etcd,
     /// kube-apiserver and kubectl.
     Kube,
@@ -37,7 +37,7 @@ pub fn peers_dir() -> &'static Path {
 /// If the peer cannot be built. The error has the output of `tests/peers/install`, which says what is missing.
 pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
-        "etcd" | "etcdctl" => (PeerSet::Etcd, &ETCD),
+        "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" => (PeerSet::Etcd, &ETCD),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
         _ => bail!("no peer is called {name}"),

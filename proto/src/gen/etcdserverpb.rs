@@ -391,6 +391,20 @@ pub struct HashKvResponse {
     #[prost(int64, tag = "4")]
     pub hash_revision: i64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: ::core::option::Option<ResponseHeader>,
+    /// what is left to send behind this blob
+    #[prost(uint64, tag = "2")]
+    pub remaining_bytes: u64,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub blob: ::prost::bytes::Bytes,
+    #[prost(string, tag = "4")]
+    pub version: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchRequest {
     #[prost(oneof = "watch_request::RequestUnion", tags = "1, 2, 3")]
@@ -2740,6 +2754,30 @@ pub mod maintenance_client {
                 .insert(GrpcMethod::new("etcdserverpb.Maintenance", "HashKV"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn snapshot(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SnapshotRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SnapshotResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/etcdserverpb.Maintenance/Snapshot",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("etcdserverpb.Maintenance", "Snapshot"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2778,6 +2816,16 @@ pub mod maintenance_server {
             &self,
             request: tonic::Request<super::HashKvRequest>,
         ) -> std::result::Result<tonic::Response<super::HashKvResponse>, tonic::Status>;
+        /// Server streaming response type for the Snapshot method.
+        type SnapshotStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::SnapshotResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        async fn snapshot(
+            &self,
+            request: tonic::Request<super::SnapshotRequest>,
+        ) -> std::result::Result<tonic::Response<Self::SnapshotStream>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct MaintenanceServer<T> {
@@ -3072,6 +3120,52 @@ pub mod maintenance_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/etcdserverpb.Maintenance/Snapshot" => {
+                    #[allow(non_camel_case_types)]
+                    struct SnapshotSvc<T: Maintenance>(pub Arc<T>);
+                    impl<
+                        T: Maintenance,
+                    > tonic::server::ServerStreamingService<super::SnapshotRequest>
+                    for SnapshotSvc<T> {
+                        type Response = super::SnapshotResponse;
+                        type ResponseStream = T::SnapshotStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SnapshotRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Maintenance>::snapshot(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SnapshotSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use kindred_database::serve::{Sender, Stream};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb as pb;
 use kindred_transport::admin::ETCD_VERSION;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, service::Routes};
 
 use crate::execute::raise::raise_shards;
 use crate::execute::{Deadline, Effect, call};
@@ -21,14 +22,15 @@ const STATUS_LIMIT: Duration = Duration::from_secs(1);
 pub struct Maintenance {
     stores: Stores,
     identity: Arc<Identity>,
+    snapshots: Sender<Routes>,
 }
 
 type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
     #[must_use]
-    pub fn new(stores: Stores, identity: Arc<Identity>) -> Self {
-        Self { stores, identity }
+    pub fn new(stores: Stores, identity: Arc<Identity>, snapshots: Sender<Routes>) -> Self {
+        Self { stores, identity, snapshots }
     }
 
     /// Makes the same call to every store at once.
@@ -72,6 +74,13 @@ fn revision_of(header: Option<&pb::ResponseHeader>) -> i64 {
 
 #[tonic::async_trait]
 impl pb::maintenance_server::Maintenance for Maintenance {
+    type SnapshotStream = Stream;
+
+    /// Sends etcd's database file with all keys of all stores.
+    async fn snapshot(&self, _: Request<pb::SnapshotRequest>) -> Result<Response<Stream>, Status> {
+        Ok(Response::new(self.snapshots.stream()))
+    }
+
     /// Lists the alarms of all reachable stores. Activating and disarming reaches every store; the member ids are those
     /// of the list.
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {

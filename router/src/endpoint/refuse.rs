@@ -14,11 +14,6 @@ use tonic::server::NamedService;
 pub type Refused = (&'static str, &'static str, &'static str);
 
 pub const MAINTENANCE: &[Refused] = &[
-    (
-        "Snapshot",
-        "Maintenance/Snapshot",
-        "back up with `kindred backup`, which takes a snapshot of all stores at one revision",
-    ),
     ("MoveLeader", "Maintenance/MoveLeader", "a router has no leader; move Kinds with `kindred move`"),
     ("Downgrade", "Maintenance/Downgrade", "replace the binary; neighbouring minor versions work together"),
 ];

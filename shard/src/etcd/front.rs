@@ -47,8 +47,7 @@ use crate::{
 };
 
 /// Calls that exist on etcd's port and that a shard does not serve.
-const UNSUPPORTED: [(&str, &str); 8] = [
-    ("/etcdserverpb.Maintenance/Snapshot", "list the keys, or use a backup of kindred"),
+const UNSUPPORTED: [(&str, &str); 7] = [
     ("/etcdserverpb.Maintenance/MoveLeader", "a shard has one member"),
     ("/etcdserverpb.Maintenance/Downgrade", "stop the process and start the other version"),
     ("/etcdserverpb.Cluster/MemberAdd", "a shard has one member"),
@@ -83,14 +82,14 @@ pub struct Front {
 
 impl Front {
     #[must_use]
-    pub fn new(member: Member, shard: ShardService, standbys: StandbyService) -> Self {
+    pub fn new(member: Member, in_cluster: bool, shard: ShardService, standbys: StandbyService) -> Self {
         let units = UnitService::new(&member, member.membership.shared_incarnation());
         let bytes_max = member.receive_bytes_max();
         Self {
             kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),
             watch: WatchServer::new(WatchService(member.clone())).max_decoding_message_size(bytes_max),
             lease: LeaseServer::new(LeaseService(member.clone())).max_decoding_message_size(bytes_max),
-            maintenance: MaintenanceServer::new(MaintenanceService(member.clone())),
+            maintenance: MaintenanceServer::new(MaintenanceService::new(member.clone(), in_cluster)),
             cluster: ClusterServer::new(ClusterService(member.clone())),
             shard: ShardServer::new(shard),
             batches: BatchesServer::new(BatchService(member.clone()))

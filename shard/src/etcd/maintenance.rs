@@ -1,18 +1,31 @@
-//! The Maintenance service of a server with one member. [`super::front`] refuses Snapshot, MoveLeader and Downgrade.
+//! The Maintenance service of a server with one member. [`super::front`] refuses MoveLeader and Downgrade.
 
+use kindred_database::serve::{Sender, Stream};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::{
     self as pb, AlarmType, alarm_request::AlarmAction, maintenance_server::Maintenance,
 };
 use kindred_transport::admin::ETCD_VERSION;
 use tokio::sync::oneshot;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, service::Routes};
 
-use super::Member;
+use super::{Member, snapshot};
 use crate::{apply_loop::call, etcd_status::KvError};
 
 #[derive(Clone)]
-pub struct MaintenanceService(pub Member);
+pub struct MaintenanceService {
+    member: Member,
+    /// `None` in a cluster, where a shard has a part of the keys.
+    snapshots: Option<Sender<Routes>>,
+}
+
+impl MaintenanceService {
+    #[must_use]
+    pub fn new(member: Member, in_cluster: bool) -> Self {
+        let snapshots = (!in_cluster).then(|| snapshot::sender(&member));
+        Self { member, snapshots }
+    }
+}
 
 fn alarm_members(alarms: Vec<(i32, u64)>) -> Vec<pb::AlarmMember> {
     alarms.into_iter().map(|(alarm, member_id)| pb::AlarmMember { member_id, alarm }).collect()
@@ -26,14 +39,27 @@ fn alarm_text(alarm: &pb::AlarmMember) -> String {
 
 #[tonic::async_trait]
 impl Maintenance for MaintenanceService {
+    type SnapshotStream = Stream;
+
+    async fn snapshot(&self, _: Request<pb::SnapshotRequest>) -> Result<Response<Stream>, Status> {
+        match &self.snapshots {
+            Some(snapshots) => Ok(Response::new(snapshots.stream())),
+            None => Err(KvError::Unsupported {
+                what: "Maintenance/Snapshot",
+                instead: "ask a router, which has all keys and not only those of a shard",
+            }
+            .into()),
+        }
+    }
+
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
         if request.get_ref().action != AlarmAction::Get as i32 {
-            self.0.door.admits_router(&request)?;
+            self.member.door.admits_router(&request)?;
         }
         let pb::AlarmRequest { action, member_id, alarm } = request.into_inner();
-        let call = self.0.handle.call(call::Alarm { action, alarm, member: member_id });
+        let call = self.member.handle.call(call::Alarm { action, alarm, member: member_id });
         let (alarms, current) = call.await?;
-        let header = Some(self.0.ids.header(current));
+        let header = Some(self.member.ids.header(current));
         Ok(Response::new(pb::AlarmResponse { header, alarms: alarm_members(alarms) }))
     }
 
@@ -41,9 +67,9 @@ impl Maintenance for MaintenanceService {
         &self,
         _request: Request<pb::StatusRequest>,
     ) -> Result<Response<pb::StatusResponse>, Status> {
-        let (stats, applied, (alarms, current)) = self.0.handle.call(call::ShowStatus {}).await?;
+        let (stats, applied, (alarms, current)) = self.member.handle.call(call::ShowStatus {}).await?;
         let live_bytes = i64::try_from(stats.live_bytes).unwrap_or(i64::MAX);
-        let ids = &self.0.ids;
+        let ids = &self.member.ids;
         Ok(Response::new(pb::StatusResponse {
             header: Some(ids.header(current)),
             version: ETCD_VERSION.to_owned(),
@@ -56,7 +82,7 @@ impl Maintenance for MaintenanceService {
             db_size_in_use: live_bytes,
             is_learner: false,
             storage_version: ETCD_VERSION.to_owned(),
-            db_size_quota: i64::try_from(self.0.quota_bytes).unwrap_or(i64::MAX),
+            db_size_quota: i64::try_from(self.member.quota_bytes).unwrap_or(i64::MAX),
             downgrade_info: Some(pb::DowngradeInfo { enabled: false, target_version: String::new() }),
         }))
     }
@@ -68,7 +94,7 @@ impl Maintenance for MaintenanceService {
         _request: Request<pb::DefragmentRequest>,
     ) -> Result<Response<pb::DefragmentResponse>, Status> {
         let (waiter, done) = oneshot::channel();
-        self.0.handle.call(call::AskCheckpoint { waiter }).await?;
+        self.member.handle.call(call::AskCheckpoint { waiter }).await?;
         match done.await {
             Ok(Ok(())) => Ok(Response::new(pb::DefragmentResponse { header: None })),
             Ok(Err(why)) => Err(Status::unavailable(format!("kindred: no checkpoint: {why}"))),
@@ -77,9 +103,9 @@ impl Maintenance for MaintenanceService {
     }
 
     async fn hash(&self, _request: Request<pb::HashRequest>) -> Result<Response<pb::HashResponse>, Status> {
-        let (hashed, _) = self.0.handle.call(call::HashKv { at: None }).await?;
+        let (hashed, _) = self.member.handle.call(call::HashKv { at: None }).await?;
         let (hash, revision, _) = hashed.map_err(KvError::from)?;
-        Ok(Response::new(pb::HashResponse { header: Some(self.0.ids.header(revision)), hash }))
+        Ok(Response::new(pb::HashResponse { header: Some(self.member.ids.header(revision)), hash }))
     }
 
     async fn hash_kv(
@@ -88,10 +114,10 @@ impl Maintenance for MaintenanceService {
     ) -> Result<Response<pb::HashKvResponse>, Status> {
         let revision = request.into_inner().revision;
         let at = (revision != 0).then_some(Revision(revision));
-        let (hashed, current) = self.0.handle.call(call::HashKv { at }).await?;
+        let (hashed, current) = self.member.handle.call(call::HashKv { at }).await?;
         let (hash, hashed, compacted) = hashed.map_err(KvError::from)?;
         Ok(Response::new(pb::HashKvResponse {
-            header: Some(self.0.ids.header(current)),
+            header: Some(self.member.ids.header(current)),
             hash,
             compact_revision: compacted.get(),
             hash_revision: hashed.get(),

@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 
+use kindred_database::reading::Reading;
 use kindred_proto::mvccpb::KeyValue;
+use tonic::transport::Channel;
 
-use super::etcd::{Etcd, Interval, Reading};
+use super::etcd::{Etcd, Interval};
 use crate::admin::failure::Failure;
 
 pub struct Cluster {
     etcd: Etcd,
     intervals: VecDeque<Interval>,
-    reading: Option<Reading>,
+    reading: Option<Reading<Channel>>,
     page: VecDeque<KeyValue>,
 }
 
