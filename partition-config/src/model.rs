@@ -62,8 +62,8 @@ fn default_etcd_prefix() -> String {
 pub struct StoreConfig {
     /// The store's unique name.
     pub name: StoreName,
-    /// A shard's slot: 1 to 1023, unique, the low bits of every revision that it assigns (R1). A stock etcd has
-    /// none.
+    /// A shard's slot: 1 to 1023, unique, the low bits of every revision that it assigns (R1). A stock etcd's
+    /// is only in records of leases (R12), and is given if it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u32>,
     /// Where the store listens: one address for a shard, which may be a Unix socket, one or more client URLs for a stock

@@ -138,7 +138,7 @@ impl ClusterState {
         for config in &mut configs {
             config.metadata.resource_version = Some("1".to_owned());
         }
-        Ok(Self {
+        let state = Self {
             version: STATE_VERSION,
             cluster_id: None,
             lineage: None,
@@ -151,7 +151,19 @@ impl ClusterState {
             lease_homes: Vec::new(),
             configs,
             map: valid.map,
-        })
+        };
+        Ok(state.with_slots())
+    }
+
+    /// Gives every store without a slot one: a stock etcd, whose slot is in no revision, but in the records of leases that
+    /// have keys there (R12). Earlier versions gave it none.
+    fn with_slots(mut self) -> Self {
+        let without = |store: &StoreObject| store.slot.is_none() && store.state != StoreState::Removed;
+        while let Some(at) = self.stores.iter().position(without) {
+            let Some(slot) = self.free_slot(self.stores[at].store_type) else { break };
+            self.stores[at].slot = Some(slot);
+        }
+        self
     }
 
     /// Parses a document. The result may still fail [`ClusterState::validated`]. A reader then uses its sound parts
@@ -321,10 +333,12 @@ impl ClusterState {
         errors.into_result(())
     }
 
-    /// The lowest slot that no store has ever had (R1).
-    fn free_slot(&self) -> Option<u16> {
+    /// A slot that no store has ever had (R1): the lowest for a shard, and for a stock etcd the highest, out of the way of
+    /// slots that people choose.
+    fn free_slot(&self, of: StoreType) -> Option<u16> {
         let taken: BTreeSet<_> = self.stores.iter().filter_map(|store| store.slot).collect();
-        (1..=Slot::MAX).find(|slot| !taken.contains(slot))
+        let mut free = (1..=Slot::MAX).filter(|slot| !taken.contains(slot));
+        if of == StoreType::Etcd { free.next_back() } else { free.next() }
     }
 }
 

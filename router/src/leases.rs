@@ -6,6 +6,7 @@
 
 pub mod attach;
 pub mod ended;
+pub mod etcd;
 pub mod heirs;
 
 use std::sync::Arc;
@@ -81,6 +82,24 @@ impl LeaseRouter {
         attach::attach_all(&Calls { leases: self, deadline }, leases, store.index).await
     }
 
+    /// Attaches a lease of keys that come from an etcd. If the etcd granted it, a shard becomes its home.
+    ///
+    /// # Errors
+    /// As [`attach::attach_all`].
+    pub async fn take_from_etcd(
+        &self,
+        lease: LeaseId,
+        etcd: &Store,
+        store: &Store,
+        deadline: Deadline,
+    ) -> Result<(), Status> {
+        if self.pairs.knows(lease, store.index) {
+            return Ok(());
+        }
+        etcd::take_over(self, lease, etcd, deadline).await?;
+        self.attach_all(&[lease], store, deadline).await
+    }
+
     /// Completes the end of a lease ([`attach::finish`]).
     pub async fn finish(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
         let calls = Calls { leases: self, deadline: Deadline::within(END_MAX) };
@@ -134,17 +153,12 @@ impl LeaseRouter {
         Ok(())
     }
 
-    /// The keys of a lease at all reachable shards, together with `own`, the keys that its home reported. While some of
-    /// them are moving a store may refuse to list them; then all are asked again.
+    /// The keys of a lease at all reachable stores. While some of them are moving a store may refuse to list them; then all
+    /// are asked again.
     ///
     /// # Errors
     /// When the keys move for longer than the client waits.
-    pub async fn keys(
-        &self,
-        id: i64,
-        own: Vec<bytes::Bytes>,
-        deadline: Deadline,
-    ) -> Result<Vec<bytes::Bytes>, Status> {
+    pub async fn keys(&self, id: i64, deadline: Deadline) -> Result<Vec<bytes::Bytes>, Status> {
         let mut waiting = Waiting::new(&self.routing, Effect::Read, deadline.at());
         loop {
             let generation = self.routing.load().generation();
@@ -163,8 +177,16 @@ impl LeaseRouter {
                 continue;
             }
             let parts = parts.into_iter().map(|part| part.map(|answer| answer.keys).unwrap_or_default());
-            return Ok(union(parts.chain([own])));
+            let at_etcds = self.stores.up().filter(|store| !store.is_shard());
+            let at_etcds = join_all(at_etcds.map(|etcd| etcd::keys(self, etcd, id, deadline))).await;
+            return Ok(union(parts.chain(at_etcds)));
         }
+    }
+
+    /// Renews a lease at the stock etcds, which may have granted it before a shard was its home.
+    pub async fn keep_alive_at_etcds(&self, id: i64, deadline: Deadline) {
+        let etcds = self.stores.up().filter(|store| !store.is_shard());
+        join_all(etcds.map(|etcd| etcd::keep_alive(etcd, id, deadline))).await;
     }
 
     /// Whether the slot belonged to a store that was removed from the configuration.
@@ -247,8 +269,15 @@ impl LeaseStores for Calls<'_> {
 
     fn slot_for(&self, home: StoreIx, store: StoreIx) -> Result<Slot, Status> {
         let (home, store) = (self.leases.stores.get(home), self.leases.stores.get(store));
-        let slot = store.slot().filter(|_| home.is_shard() && store.is_shard());
-        slot.ok_or_else(lease_across_etcd)
+        store.slot().filter(|_| home.is_shard()).ok_or_else(|| lease_across_etcd(store))
+    }
+
+    fn is_etcd(&self, store: StoreIx) -> bool {
+        !self.leases.stores.get(store).is_shard()
+    }
+
+    async fn take_over(&self, lease: LeaseId, etcd: StoreIx) -> Result<Option<StoreIx>, Status> {
+        etcd::take_over(self.leases, lease, self.leases.stores.get(etcd), self.deadline).await
     }
 
     async fn attach_at_home(
@@ -277,6 +306,9 @@ impl LeaseStores for Calls<'_> {
         home: StoreIx,
     ) -> Result<(), Status> {
         let (store, home) = (self.leases.stores.get(store), self.leases.stores.get(home));
+        if !store.is_shard() {
+            return etcd::adopt(store, lease, self.deadline).await;
+        }
         let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
         let slots_before = self.leases.lease_slots_before(home);
         let request = shard::LeaseAdoptRequest { id: lease.get(), granted_ttl, home_slot, slots_before };
@@ -288,6 +320,9 @@ impl LeaseStores for Calls<'_> {
 
     async fn end(&self, lease: LeaseId, store: StoreIx, denied_slots: Vec<u32>) -> Result<(), Status> {
         let store = self.leases.stores.get(store);
+        if !store.is_shard() {
+            return etcd::end(store, lease, denied_slots.is_empty(), self.deadline).await;
+        }
         let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
         let ended = call(store, Effect::Read, self.deadline, || async {
             store.shard().lease_end(self.deadline.request(request.clone())).await
@@ -319,9 +354,11 @@ impl LeaseStores for Calls<'_> {
     }
 }
 
-fn lease_across_etcd() -> Status {
+/// Refuses a lease with keys at a store that has no slot.
+fn lease_across_etcd(store: &Store) -> Status {
+    tracing::warn!(store = store.name(), "it has no slot, so no lease of another store can have keys there");
     grpc::refusal(&KindredError::Unsupported {
         what: "a lease with keys on a stock etcd and on another store",
-        instead: "put the Kinds that use leases on shards",
+        instead: "change anything in the configuration, so that this version gives the etcd a slot",
     })
 }

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use kindred_partition_config::ids::Slot;
 use kindred_partition_config::ids::fnv;
 use kindred_partition_config::state::ClusterState;
 use kindred_recipes::Recipes;
@@ -122,7 +123,10 @@ pub async fn bind(
     let stores = Stores::new(connector, workers.clone(), settings.default, settings.wall_clock);
     if cluster.meta.is_none() {
         stores.set_modes(meta::take::modes(&cluster.state()));
-        for spec in settings.stores {
+        for mut spec in settings.stores {
+            // A stock etcd's slot is not in the configuration.
+            spec.slot =
+                cluster.state().store(&spec.name).and_then(|(_, known)| known.slot).and_then(Slot::new);
             stores.add(spec)?;
         }
     }

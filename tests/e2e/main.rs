@@ -13,6 +13,7 @@ mod cluster;
 mod commands;
 mod compaction_beside;
 mod crash;
+mod etcd_leases;
 mod from_etcd;
 mod frozen;
 mod lease_homes;

@@ -34,9 +34,10 @@ impl ClusterState {
     }
 
     /// The new document, completed with what it must remember of `before`: the home of client-chosen ids, if it
-    /// changed.
+    /// changed. Stock etcds that an earlier version gave no slot get one.
     #[must_use]
     pub fn after(mut self, before: &Self) -> Self {
+        self = self.with_slots();
         if let Some(home) = before.lease_home().filter(|home| self.lease_home() != Some(*home)) {
             self.lease_homes.retain(|known| *known != home);
             self.lease_homes.push(home);
@@ -97,12 +98,13 @@ impl ClusterState {
         slots.filter(|slot| self.lease_chain(*slot).contains(&home)).collect()
     }
 
-    /// The slots of all stores that may be the home of a lease, the likeliest first. Includes removed stores, which
-    /// cannot be asked.
+    /// The slots of all stores that may be the home of a lease, the likeliest first, stock etcds last. Includes removed
+    /// shards, which cannot be asked.
     #[must_use]
     pub fn lease_candidates(&self, id: LeaseId) -> Vec<u16> {
         let low = id.get() & ((1 << SLOT_BITS) - 1);
-        let generated = u16::try_from(low).ok().filter(|slot| self.by_slot(*slot).is_some());
+        let is_shard = |slot: &u16| self.by_slot(*slot).is_some_and(|of| of.store_type == StoreType::Shard);
+        let generated = u16::try_from(low).ok().filter(is_shard);
         let former = self.lease_homes.iter().rev().copied();
         let mut candidates = Vec::new();
         for slot in generated.into_iter().chain(self.lease_home()).chain(former) {
@@ -113,6 +115,10 @@ impl ClusterState {
             }
             candidates.extend(chain);
         }
+        // An etcd may have granted leases before there was a shard. What a shard knows of a lease counts first.
+        let etcds = self.stores.iter().filter(|store| store.store_type == StoreType::Etcd);
+        candidates
+            .extend(etcds.filter(|store| store.state != StoreState::Removed).filter_map(|store| store.slot));
         let mut known = std::collections::BTreeSet::new();
         candidates.retain(|slot| known.insert(*slot));
         candidates
@@ -225,10 +231,11 @@ mod tests {
         let etcd = state(
             "{name: a, type: etcd, endpoints: [\"http://x:1\"]}, {name: b, slot: 2}, {name: c, slot: 3}",
         );
-        assert_eq!((etcd.lease_home(), candidates(&etcd, 900)), (Some(2), vec![2]));
+        assert_eq!((etcd.lease_home(), candidates(&etcd, 900)), (Some(2), vec![2, 1023]));
+        assert_eq!(candidates(&etcd, 1023), [2, 1023], "an etcd's ids have no slot");
         let next = drained(&etcd, "b", "c");
         assert_eq!((next.lease_home(), next.lease_heir(2)), (Some(3), Some(3)));
-        assert_eq!(candidates(&next, 900), [3, 2]);
+        assert_eq!(candidates(&next, 900), [3, 2, 1023]);
     }
 
     #[test]

@@ -103,16 +103,16 @@ impl StoreObject {
 }
 
 impl ClusterState {
-    /// Adds a store at the end of the list. A shard without a slot gets the lowest slot that no store has ever had
-    /// (R1).
+    /// Adds a store at the end of the list. A shard without a slot gets the lowest slot that no store has ever had (R1), a
+    /// stock etcd the highest.
     ///
     /// # Errors
     /// Every error in its name, slot and endpoints.
     pub fn add_store(&self, mut store: StoreConfig) -> Result<(Self, StoreIdx), Vec<FieldError>> {
         let path = store_path(&store.name);
         let mut errors = FieldErrors::default();
-        if store.store_type == StoreType::Shard && store.slot.is_none() {
-            store.slot = self.free_slot().map(u32::from);
+        if store.slot.is_none() {
+            store.slot = self.free_slot(store.store_type).map(u32::from);
             if store.slot.is_none() {
                 let message = format!("all {} slots have been given away", Slot::MAX);
                 errors.add(

@@ -14,7 +14,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
-use crate::leases::LeaseRouter;
+use crate::leases::{LeaseRouter, etcd};
 use crate::stores::{Store, Stores};
 
 /// How many keepalives of one client stream are under way at a time.
@@ -58,10 +58,15 @@ impl Kept {
             .await?;
             // etcd answers an unknown lease with TTL 0. The end of the stream says nothing about the lease.
             let answer = answers.message().await?.ok_or_else(ending::broken_off)?;
-            Ok(Some(answer).filter(|answer| answer.ttl > 0))
+            Ok(Some(answer).filter(|answer| answer.ttl > 0 && !etcd::is_adopted(&home, answer.ttl)))
         });
         let (revision, ttl) = match kept.await? {
-            Some((_, answer)) => (answer.header.map_or(0, |header| header.revision), answer.ttl),
+            Some((home, answer)) => {
+                if home.is_shard() {
+                    leases.keep_alive_at_etcds(id, deadline).await;
+                }
+                (answer.header.map_or(0, |header| header.revision), answer.ttl)
+            }
             None => (0, 0),
         };
         Ok(Self { id, revision, ttl })
@@ -161,22 +166,23 @@ impl pb::lease_server::Lease for Lease {
         let request = request.into_inner();
         let found =
             self.leases.at_settled_home(LeaseId(request.id), Effect::Read, deadline, |home| async move {
-                // Shards are asked for their keys together, below.
-                let request =
-                    pb::LeaseTimeToLiveRequest { keys: request.keys && !home.is_shard(), ..request };
+                // All stores are asked for their keys together, below.
+                let request = pb::LeaseTimeToLiveRequest { keys: false, ..request };
                 let answer = call(&home, Effect::Read, deadline, || async {
                     home.lease().lease_time_to_live(deadline.request(request)).await
                 });
                 // etcd answers an unknown lease with TTL -1.
-                Ok(Some(answer.await?).filter(|answer| answer.ttl >= 0))
+                let is_own = |answer: &pb::LeaseTimeToLiveResponse| {
+                    answer.ttl >= 0 && !etcd::is_adopted(&home, answer.granted_ttl)
+                };
+                Ok(Some(answer.await?).filter(is_own))
             });
         let mut answer = match found.await? {
             Some((_, answer)) => answer,
             None => pb::LeaseTimeToLiveResponse { id: request.id, ttl: -1, ..Default::default() },
         };
         if request.keys && answer.ttl >= 0 {
-            let own = std::mem::take(&mut answer.keys);
-            answer.keys = self.leases.keys(request.id, own, deadline).await?;
+            answer.keys = self.leases.keys(request.id, deadline).await?;
         }
         answer.header = self.identity.typed_header(answer.header.map_or(0, |header| header.revision));
         Ok(Response::new(answer))
@@ -223,6 +229,8 @@ async fn revoke_at(home: &Store, id: i64, deadline: Deadline) -> Result<Option<(
         })
         .await
         .map(|answer| (answer.revision, answer.attached_slots))
+    } else if !etcd::is_home(home, LeaseId(id), deadline).await? {
+        return Ok(None);
     } else {
         call(home, Effect::Write, deadline, || async {
             home.lease().lease_revoke(deadline.request(pb::LeaseRevokeRequest { id })).await

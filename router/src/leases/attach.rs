@@ -77,13 +77,26 @@ pub trait LeaseStores {
     fn homes(&self, lease: LeaseId) -> Result<Homes, Status>;
     /// The store that has a slot.
     fn holder(&self, slot: u32) -> Holder;
-    /// The slot of a store; a stock etcd has none.
+    /// The slot of a store; a stock etcd that an earlier version knew has none.
     fn slot(&self, store: StoreIx) -> Option<Slot>;
     /// The slot by which the home knows a store.
     ///
     /// # Errors
-    /// When one of the two is a stock etcd, which adopts no leases.
+    /// When it has none.
     fn slot_for(&self, home: StoreIx, store: StoreIx) -> Result<Slot, Status>;
+    /// Whether a store is a stock etcd, which tells nobody of its leases.
+    fn is_etcd(&self, _store: StoreIx) -> bool {
+        false
+    }
+    /// Makes a shard the home of a lease that a stock etcd granted. Returns that shard; `None` if the etcd has no lease
+    /// of its own with this id.
+    fn take_over(
+        &self,
+        _lease: LeaseId,
+        _etcd: StoreIx,
+    ) -> impl Future<Output = Result<Option<StoreIx>, Status>> {
+        std::future::ready(Ok(None))
+    }
 
     /// Tells the home that a store will hold keys of the lease. Returns the granted TTL; `None` if it does not have the
     /// lease.
@@ -199,6 +212,17 @@ pub async fn attach_once(
             stores.pairs().remember(lease, store);
             return Ok(false);
         }
+        let home = match stores.is_etcd(home) {
+            false => home,
+            true => match stores.take_over(lease, home).await? {
+                Some(shard) if shard == store => {
+                    stores.pairs().remember(lease, store);
+                    return Ok(true);
+                }
+                Some(shard) => shard,
+                None => continue,
+            },
+        };
         match attach_at(stores, lease, home, store).await {
             Ok(false) => {}
             Ok(true) => {

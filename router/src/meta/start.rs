@@ -204,7 +204,7 @@ pub fn differences(state: &ClusterState, config: &KindredConfig) -> Vec<String> 
     for store in &config.stores {
         match state.store(&store.name) {
             None => found.push(format!("no store {}", store.name)),
-            Some((_, object)) if object.config().slot != store.slot => {
+            Some((_, object)) if store.slot.is_some() && object.config().slot != store.slot => {
                 found.push(format!("store {} has another slot", store.name));
             }
             Some(_) => {}

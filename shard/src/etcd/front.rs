@@ -27,11 +27,12 @@ use tonic::{
     Code, Status,
     body::Body,
     codegen::{BoxFuture, Service, http},
+    service::Routes,
 };
 
 use super::{
     Member, auth, cluster::ClusterService, kv::KvService, lease::LeaseService,
-    maintenance::MaintenanceService, watch::WatchService,
+    maintenance::MaintenanceService, snapshot, watch::WatchService,
 };
 use crate::{
     etcd_status::{KvError, status},
@@ -85,11 +86,16 @@ impl Front {
     pub fn new(member: Member, in_cluster: bool, shard: ShardService, standbys: StandbyService) -> Self {
         let units = UnitService::new(&member, member.membership.shared_incarnation());
         let bytes_max = member.receive_bytes_max();
+        let snapshots = (!in_cluster).then(|| {
+            let kv = KvServer::new(KvService::new(member.clone()));
+            let lease = LeaseServer::new(LeaseService(member.clone()));
+            snapshot::sender(&member, Routes::new(kv).add_service(lease).prepare())
+        });
         Self {
             kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),
             watch: WatchServer::new(WatchService(member.clone())).max_decoding_message_size(bytes_max),
             lease: LeaseServer::new(LeaseService(member.clone())).max_decoding_message_size(bytes_max),
-            maintenance: MaintenanceServer::new(MaintenanceService::new(member.clone(), in_cluster)),
+            maintenance: MaintenanceServer::new(MaintenanceService::new(member.clone(), snapshots)),
             cluster: ClusterServer::new(ClusterService(member.clone())),
             shard: ShardServer::new(shard),
             batches: BatchesServer::new(BatchService(member.clone()))

@@ -9,7 +9,7 @@ use kindred_transport::admin::ETCD_VERSION;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status, service::Routes};
 
-use super::{Member, snapshot};
+use super::Member;
 use crate::{apply_loop::call, etcd_status::KvError};
 
 #[derive(Clone)]
@@ -21,8 +21,7 @@ pub struct MaintenanceService {
 
 impl MaintenanceService {
     #[must_use]
-    pub fn new(member: Member, in_cluster: bool) -> Self {
-        let snapshots = (!in_cluster).then(|| snapshot::sender(&member));
+    pub fn new(member: Member, snapshots: Option<Sender<Routes>>) -> Self {
         Self { member, snapshots }
     }
 }

@@ -10,10 +10,9 @@ use kindred_database::reading::Interval;
 use kindred_database::serve::{Sender, Snapshot, TakesSnapshots};
 use kindred_engine::engine::PinId;
 use kindred_partition_config::ids::Revision;
-use kindred_proto::{etcdserverpb::lease_server::LeaseServer, raw::kv::k_v_server::KVServer as KvServer};
 use tonic::{Status, service::Routes};
 
-use super::{Member, kv::KvService, lease::LeaseService};
+use super::Member;
 use crate::{
     apply_loop::call,
     etcd_status::{KvError, status},
@@ -29,12 +28,9 @@ struct OfMember {
     names: AtomicU64,
 }
 
-/// Sends snapshots of a member.
+/// Sends snapshots of a member, whose KV and Lease these are.
 #[must_use]
-pub fn sender(member: &Member) -> Sender<Routes> {
-    let services = Routes::new(KvServer::new(KvService::new(member.clone())))
-        .add_service(LeaseServer::new(LeaseService(member.clone())))
-        .prepare();
+pub fn sender(member: &Member, services: Routes) -> Sender<Routes> {
     Sender::new(services, Arc::new(OfMember { member: member.clone(), names: AtomicU64::new(1) }))
 }
 

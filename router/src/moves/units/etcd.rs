@@ -9,7 +9,7 @@
 //!   revision of the shard's clock, and watches and reads below that are told that it is compacted.
 //! * **Copy**: the current version of each key at one revision, then the events after it. Until the switch the
 //!   follower's `through` is a revision of the etcd.
-//! * Keys with leases are refused: shards do not know the etcd's leases.
+//! * **Leases** of its keys get a shard as their home (`crate::leases::etcd`). The follower knows which ones they are.
 //! * The moved keys stay in the etcd, where no router serves them. Clients that watch the etcd directly see no
 //!   deletion.
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::transfers::Transfer;
 use kindred_proto::etcdserverpb as etcd;
@@ -40,7 +40,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::leg::Each;
 use super::live::{SILENCE_MAX, bounded, next};
-use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps};
+use super::{CALL_MAX, Failed, LEASES_AT_ONCE, LegSteps, ROUND_MAX, UnitSteps};
 use crate::execute::{Deadline, fenced};
 use crate::feeds::place::wire;
 use crate::moves::mover::Mover;
@@ -144,7 +144,6 @@ impl UnitSteps<'_, Arc<Mover>> {
         while let Some(kvs) = pages.next(store).await? {
             let mut keys = Vec::with_capacity(kvs.len());
             for kv in kvs {
-                without_lease(store, &kv.key, kv.lease)?;
                 let version = pb::CopiedVersion { kv: kv.encode_to_vec().into(), deletion: false, sub: 0 };
                 keys.push(pb::CopiedKey { key: kv.key, versions: vec![version] });
             }
@@ -230,7 +229,7 @@ impl UnitSteps<'_, Arc<Mover>> {
                 let why = String::from_utf8_lossy(head.cancel_reason);
                 return Err(Failed::Other(format!("store {:?} ended the watch: {why}", store.name())));
             }
-            let (events, bytes) = feed_events(store, &said)?;
+            let (events, bytes) = feed_events(&said)?;
             let reached = match events.last() {
                 Some(last) => last.revision,
                 None if head.is_progress() => head.header.map_or(0, |header| header.revision),
@@ -375,13 +374,9 @@ impl LegSteps<Arc<Mover>> {
             StepName::Copy | StepName::Tail | StepName::Verify => {
                 Ok(join_all(self.calls.iter().map(|call| self.alone_etcd(name, call))).await)
             }
-            // No key of the units has a lease.
-            StepName::AttachLeases => Ok(self.all_done()),
+            StepName::AttachLeases => self.take_leases().await.map(|()| self.all_done()),
             StepName::Freeze => self.freeze_etcd().await,
-            StepName::ImportLast => self
-                .import_last_etcd()
-                .await
-                .map(|each| each.into_iter().map(|imported| imported.map(|_| Answer::Done)).collect()),
+            StepName::ImportLast => self.import_and_attach_last().await,
             StepName::Seal => self.seal_etcd().await,
             StepName::Confirm => self.confirm_etcd().await,
             StepName::Unfreeze => self.fence_done(owner, |doc, by, _| doc.unfreeze(by)).await,
@@ -456,6 +451,25 @@ impl LegSteps<Arc<Mover>> {
         let each = self.fence(self.owner(), |doc, by, _| doc.freeze(by, now)).await?;
         let frozen = |final_revision| Answer::Frozen { final_revision, incarnation: INCARNATION };
         Ok(each.into_iter().map(|last| last.map(frozen)).collect())
+    }
+
+    async fn import_and_attach_last(&self) -> Result<Each<Answer>, Failed> {
+        let each = self.import_last_etcd().await?;
+        // The leases of the last events; the others are known to be attached.
+        self.take_leases().await?;
+        Ok(each.into_iter().map(|imported| imported.map(|_| Answer::Done)).collect())
+    }
+
+    /// Makes shards the homes of the leases that the units' keys have, and attaches them to the follower.
+    async fn take_leases(&self) -> Result<(), Failed> {
+        let (etcd, follower) = (self.owner(), self.follower());
+        let deadline = Deadline::within(CALL_MAX);
+        for some in self.leases_by(self.target()).await?.chunks(LEASES_AT_ONCE) {
+            let taken =
+                some.iter().map(|lease| self.stores.leases.take_from_etcd(*lease, etcd, follower, deadline));
+            try_join_all(taken).await?;
+        }
+        Ok(())
     }
 
     /// Imports the rest of all units; for each, returns the etcd's revision up to which everything is imported.
@@ -543,28 +557,15 @@ impl Digest {
 }
 
 /// The events of a watch message, and their size in bytes.
-fn feed_events(store: &Store, said: &Bytes) -> Result<(Vec<pb::FeedEvent>, usize), Failed> {
+fn feed_events(said: &Bytes) -> Result<(Vec<pb::FeedEvent>, usize), Failed> {
     let (mut events, mut bytes) = (Vec::new(), 0);
     for event in watch_events(said) {
         let event = event?;
         let kv = KeyValueRef::parse(EventRef::parse(event)?.kv)?;
-        without_lease(store, kv.key, kv.lease)?;
         bytes += event.len();
         events.push(pb::FeedEvent { revision: kv.mod_revision, event: said.slice_ref(event) });
     }
     Ok((events, bytes))
-}
-
-/// Refuses a key with a lease: it is the etcd's, and a shard would never end it.
-fn without_lease(store: &Store, key: &[u8], lease: i64) -> Result<(), Failed> {
-    if lease == 0 {
-        return Ok(());
-    }
-    Err(Failed::Different(format!(
-        "key {:?} has lease {lease:x} of store {:?}, and leases do not move away from a stock etcd: delete such keys or let them expire first",
-        String::from_utf8_lossy(key),
-        store.name()
-    )))
 }
 
 async fn range(store: &Store, request: &etcd::RangeRequest) -> Result<etcd::RangeResponse, Status> {

@@ -132,7 +132,7 @@ impl<S: UnitStores> LegSteps<S> {
     }
 
     /// The follower's place.
-    fn target(&self) -> StoreIx {
+    pub(super) fn target(&self) -> StoreIx {
         store_ix(self.calls[0].follower)
     }
 
@@ -181,11 +181,19 @@ impl<S: UnitStores> LegSteps<S> {
     }
 
     async fn attach_leases(&self) -> Result<(), Failed> {
+        for some in self.leases_by(self.source()).await?.chunks(LEASES_AT_ONCE) {
+            self.stores.attach_all(some, self.target()).await?;
+        }
+        Ok(())
+    }
+
+    /// The leases of the units' keys, as this store knows them.
+    pub(super) async fn leases_by(&self, store: StoreIx) -> Result<Vec<LeaseId>, Failed> {
         let leases =
             |of: &UnitCall| Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move() });
         let mut ids = Vec::new();
         let asked = self.calls.iter().map(leases).collect();
-        for made in made(&self.stores, self.source(), asked, false).await?.0 {
+        for made in made(&self.stores, store, asked, false).await?.0 {
             match made? {
                 Made::Leases(leases) => ids.extend(leases.ids.into_iter().filter_map(LeaseId::from_wire)),
                 other => return Err(another(&other)),
@@ -193,10 +201,7 @@ impl<S: UnitStores> LegSteps<S> {
         }
         ids.sort_unstable();
         ids.dedup();
-        for some in ids.chunks(LEASES_AT_ONCE) {
-            self.stores.attach_all(some, self.target()).await?;
-        }
-        Ok(())
+        Ok(ids)
     }
 
     /// After an abandoned attempt, lets the follower serve again what it owns beside the units. If it does not answer,

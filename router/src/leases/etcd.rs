@@ -1,0 +1,159 @@
+//! Leases at a stock etcd (R12). An etcd tells nobody when a lease is over, so a shard is the home of every lease that has
+//! keys at several stores.
+//!
+//! * **Adopted**: a lease of a shard that has keys at the etcd. It is there under its id with the longest TTL that an etcd
+//!   grants, by which it is known as adopted. It ends when its home says so.
+//! * **Taken over**: a lease that the etcd granted, when a shard is to have keys of it. The shard grants it with the same
+//!   TTL, which begins anew, as in an etcd whose leader changes, and notes that the etcd has keys of it too. Keepalives go
+//!   to both, so the etcd's lives as long.
+//! * All others are the etcd's own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use kindred_partition_config::ids::LeaseId;
+use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
+use kindred_router_core::parts::store_ix;
+use kindred_router_core::store::StoreIx;
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
+use tonic::{Code, Status};
+
+use super::LeaseRouter;
+use crate::execute::{Deadline, Effect, call};
+use crate::stores::Store;
+
+/// The TTL of adopted leases, in seconds: `MaxLeaseTTL` in etcd's `server/lease/lessor.go`.
+const ADOPTED_TTL_S: i64 = 9_000_000_000;
+
+/// Whether a store is an etcd that has a lease with this granted TTL for another store.
+#[must_use]
+pub fn is_adopted(store: &Store, granted_ttl: i64) -> bool {
+    !store.is_shard() && granted_ttl == ADOPTED_TTL_S
+}
+
+/// The lease of an etcd: its granted TTL, and its keys if they are asked for.
+async fn look(
+    etcd: &Store,
+    id: i64,
+    keys: bool,
+    deadline: Deadline,
+) -> Result<Option<pb::LeaseTimeToLiveResponse>, Status> {
+    let request = pb::LeaseTimeToLiveRequest { id, keys };
+    let told = call(etcd, Effect::Read, deadline, || async {
+        etcd.lease().lease_time_to_live(deadline.request(request)).await
+    });
+    // An unknown lease has TTL -1.
+    Ok(Some(told.await?).filter(|told| told.ttl >= 0))
+}
+
+/// Whether an etcd has a lease of its own with this id.
+///
+/// # Errors
+/// When it cannot be asked.
+pub async fn is_home(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<bool, Status> {
+    let told = look(etcd, lease.get(), false, deadline).await?;
+    Ok(told.is_some_and(|told| !is_adopted(etcd, told.granted_ttl)))
+}
+
+/// Tells an etcd of a lease that a shard has. It may have it already: adopted, or as one that was taken over.
+pub async fn adopt(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<(), Status> {
+    let request = pb::LeaseGrantRequest { id: lease.get(), ttl: ADOPTED_TTL_S };
+    let granted = call(etcd, Effect::Read, deadline, || async {
+        etcd.lease().lease_grant(deadline.request(request)).await
+    });
+    match granted.await {
+        Err(status) if grpc::etcd_error(&status) != Some(EtcdError::LeaseExists) => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Ends a lease at an etcd, which deletes its keys there. Idempotent. Unless the lease `is_over`, only what was adopted
+/// ends: its home is not known any more.
+pub async fn end(etcd: &Store, lease: LeaseId, is_over: bool, deadline: Deadline) -> Result<(), Status> {
+    if !is_over {
+        let told = look(etcd, lease.get(), false, deadline).await?;
+        if told.is_none_or(|told| !is_adopted(etcd, told.granted_ttl)) {
+            return Ok(());
+        }
+    }
+    let request = pb::LeaseRevokeRequest { id: lease.get() };
+    let revoked = call(etcd, Effect::Read, deadline, || async {
+        etcd.lease().lease_revoke(deadline.request(request)).await
+    });
+    match revoked.await {
+        Err(status) if status.code() != Code::NotFound => Err(status),
+        _ => Ok(()),
+    }
+}
+
+/// Makes a shard the home of a lease that an etcd granted. Returns the shard; `None` if the etcd has no lease of its own
+/// with this id, or there is no shard.
+pub async fn take_over(
+    leases: &LeaseRouter,
+    lease: LeaseId,
+    etcd: &Store,
+    deadline: Deadline,
+) -> Result<Option<StoreIx>, Status> {
+    let Some(told) = look(etcd, lease.get(), false, deadline).await? else { return Ok(None) };
+    let home = leases.cluster.state().lease_home().map(u32::from);
+    let Some(home) = home.and_then(|slot| leases.stores.by_slot(slot)) else { return Ok(None) };
+    if is_adopted(etcd, told.granted_ttl) {
+        return Ok(None);
+    }
+    let slot = etcd.slot().ok_or_else(|| super::lease_across_etcd(etcd))?;
+    let request = pb::LeaseGrantRequest { id: lease.get(), ttl: told.granted_ttl };
+    let granted = call(home, Effect::Read, deadline, || async {
+        home.lease().lease_grant(deadline.request(request)).await
+    });
+    let is_new = match granted.await {
+        Ok(_) => true,
+        // Another router has taken it over.
+        Err(status) if grpc::etcd_error(&status) == Some(EtcdError::LeaseExists) => false,
+        Err(status) => return Err(status),
+    };
+    let request = shard::LeaseAttachRequest { id: lease.get(), store_slot: slot.get().into() };
+    let attached = call(home, Effect::Read, deadline, || async {
+        home.shard().lease_attach(deadline.request(request)).await
+    });
+    match attached.await {
+        Ok(_) if !is_new || look(etcd, lease.get(), false, deadline).await?.is_some() => Ok(Some(home.index)),
+        // It has ended at the etcd between the two looks, so nobody was told that it lives on here.
+        Ok(_) => {
+            let request = pb::LeaseRevokeRequest { id: lease.get() };
+            call(home, Effect::Read, deadline, || async {
+                home.lease().lease_revoke(deadline.request(request)).await
+            })
+            .await?;
+            Ok(None)
+        }
+        // It has ended since.
+        Err(status) if status.code() == Code::NotFound => Ok(None),
+        Err(status) => Err(status),
+    }
+}
+
+/// Renews a lease that an etcd may have. It answers for itself alone, so failures are not told.
+pub async fn keep_alive(etcd: &Arc<Store>, id: i64, deadline: Deadline) {
+    let kept = call(etcd, Effect::Read, deadline, || async {
+        // The request stream stays open until the answer is here.
+        let requests = tokio_stream::once(pb::LeaseKeepAliveRequest { id }).chain(tokio_stream::pending());
+        etcd.lease().lease_keep_alive(deadline.request(requests)).await
+    });
+    if let Ok(mut answers) = kept.await {
+        let _ = answers.message().await;
+    }
+}
+
+/// The keys of a lease that an etcd serves. Keys that have moved away are still there, and are not served.
+pub async fn keys(leases: &LeaseRouter, etcd: &Store, id: i64, deadline: Deadline) -> Vec<Bytes> {
+    let told = look(etcd, id, true, deadline).await.ok().flatten();
+    let mut keys = told.map(|told| told.keys).unwrap_or_default();
+    let routes = leases.routing.load_full();
+    keys.retain(|key| {
+        let stores = routes.map().lookup(key).placement.stores();
+        stores.into_iter().any(|store| store_ix(store) == etcd.index)
+    });
+    keys
+}
