@@ -13,7 +13,7 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_tests::{
     client::Client,
-    etcdctl::{self, Etcdctl},
+    etcdctl::{self, Etcdctl, etcdutl},
     peers::peer,
     scenario,
     servers::{Etcd, Shard, Up},
@@ -54,7 +54,7 @@ async fn becomes_an_etcd(dir: &Path, name: &str, address: &str) -> anyhow::Resul
 
     let checked = etcdctl::run(&peer("bbolt-check")?, &[file.to_str().context("a path")?], "").await?;
     ensure!(checked.stdout == "OK\n", "{checked:?}");
-    let restored = restored(dir, name, &file).await?;
+    let restored = Etcd::restored(dir, &format!("{name}-restored"), &file).await?;
     let new = restored.client().await?;
     let after = everything(&new, 0).await?;
     ensure!(after.kvs.len() == before.kvs.len(), "{} of {} keys", after.kvs.len(), before.kvs.len());
@@ -126,27 +126,4 @@ async fn saved(dir: &Path, name: &str, address: &str) -> anyhow::Result<PathBuf>
     let status: serde_json::Value = serde_json::from_str(&status)?;
     ensure!(status["totalKey"].as_u64().is_some_and(|keys| keys > 150), "{status}");
     Ok(file)
-}
-
-async fn etcdutl(args: &[&str]) -> anyhow::Result<String> {
-    let output = etcdctl::run(&peer("etcdutl")?, args, "").await?;
-    output.ok().with_context(|| format!("etcdutl {}", args.join(" ")))
-}
-
-/// An etcd that begins with a snapshot.
-async fn restored(dir: &Path, name: &str, file: &Path) -> anyhow::Result<Etcd> {
-    let name = format!("{name}-restored");
-    let any = "http://127.0.0.1:0";
-    let data = dir.join(&name);
-    etcdutl(&[
-        "snapshot",
-        "restore",
-        file.to_str().context("a path")?,
-        &format!("--data-dir={}", data.display()),
-        &format!("--name={name}"),
-        &format!("--initial-cluster={name}={any}"),
-        &format!("--initial-advertise-peer-urls={any}"),
-    ])
-    .await?;
-    Etcd::start(dir, &name).await
 }

@@ -278,6 +278,14 @@ impl Cluster {
         }
     }
 
+    /// Starts another apiserver, on a stock etcd without TLS.
+    pub async fn apiserver_on(&self, name: &str, etcd: &Etcd) -> anyhow::Result<Apiserver> {
+        let mut flags: Vec<String> =
+            self.etcd_flags.iter().filter(|flag| !flag.starts_with("--etcd-")).cloned().collect();
+        flags.push(format!("--etcd-servers=http://{}", etcd.address));
+        Apiserver::start(&self.dir, name, &self.files, &flags).await
+    }
+
     pub fn second(&self) -> anyhow::Result<&Apiserver> {
         self.second.as_ref().context("the second apiserver is not started")
     }

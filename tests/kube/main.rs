@@ -14,6 +14,7 @@
 //! | [`failover`], [`steady`] | stores with standbys fail over while clients write and watch |
 //! | [`moves`] | Kinds move to other shards and back |
 //! | [`backups`] | objects come back from a backup |
+//! | [`snapshots`] | an apiserver goes on with a stock etcd that begins with a snapshot |
 //! | [`health`] | the apiserver's own metrics show no error |
 //!
 //! The run uses the default configuration and two in `configs` that split each Kind with many objects, by name and by
@@ -32,6 +33,7 @@ mod moves;
 mod objects;
 mod pairs;
 mod placement;
+mod snapshots;
 mod steady;
 mod watches;
 mod writes;
@@ -144,6 +146,7 @@ fn kubernetes_objects_come_back_from_a_backup() {
         let cluster = Cluster::start(&dir, Certificates::Auto, Map::Ranges).await?;
         let at_start = health::Baseline::take(&cluster).await?;
         backups::run(&cluster, &dir).await?;
+        snapshots::run(&cluster, &dir).await?;
         at_start.no_errors(&cluster).await?;
         report(&format!("{} test=kubernetes_backup", cluster.stop().await?.line()));
         Ok(())

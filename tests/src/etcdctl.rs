@@ -72,6 +72,15 @@ pub async fn run(program: &Path, args: &[&str], input: &str) -> anyhow::Result<O
     })
 }
 
+/// stdout of `etcdutl ARGS`, which must succeed.
+///
+/// # Errors
+/// If it fails.
+pub async fn etcdutl(args: &[&str]) -> anyhow::Result<String> {
+    let output = run(&peer("etcdutl")?, args, "").await?;
+    output.ok().with_context(|| format!("etcdutl {}", args.join(" ")))
+}
+
 /// `etcdctl` for one endpoint. Every call gets its flags, such as those for TLS.
 #[derive(Debug, Clone)]
 pub struct Etcdctl {

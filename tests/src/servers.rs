@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 
 use crate::{
     client::Client,
+    etcdctl::etcdutl,
     peers::peer,
     process::{Process, Spec, our_binary},
 };
@@ -61,6 +62,26 @@ impl Etcd {
         let line: serde_json::Value = serde_json::from_str(process.ready_line())?;
         let address = line["address"].as_str().context("etcd's ready line has no address")?.to_owned();
         Ok(Self { process, address })
+    }
+
+    /// Starts an etcd that begins with a snapshot.
+    ///
+    /// # Errors
+    /// If etcdutl does not take the snapshot, or the etcd does not start.
+    pub async fn restored(dir: &Path, name: &str, snapshot: &Path) -> anyhow::Result<Self> {
+        let any = format!("http://{ANY_PORT}");
+        let data = dir.join(name);
+        etcdutl(&[
+            "snapshot",
+            "restore",
+            snapshot.to_str().context("a path")?,
+            &format!("--data-dir={}", data.display()),
+            &format!("--name={name}"),
+            &format!("--initial-cluster={name}={any}"),
+            &format!("--initial-advertise-peer-urls={any}"),
+        ])
+        .await?;
+        Self::start(dir, name).await
     }
 
     /// Connects to the etcd.
