@@ -10,6 +10,7 @@ use crate::{
         failure::EXIT_STATUS,
     },
     health::HealthArgs,
+    import::args::ImportArgs,
     parent::ParentArgs,
     up::args::UpArgs,
 };
@@ -35,6 +36,8 @@ pub enum Command {
     Router(Box<RouterCommand>),
     /// Ask a router's admin port whether the router is ready; exit status 0 if it is.
     Health(HealthArgs),
+    /// Make the data folder of a new cluster from a snapshot of an etcd. Contacts nobody.
+    Import(ImportArgs),
     /// The commands that talk to a router.
     #[command(flatten)]
     Admin(Box<AdminCommand>),

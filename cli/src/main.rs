@@ -7,6 +7,7 @@ mod deploy_tests;
 #[cfg(test)]
 mod docs_tests;
 mod health;
+mod import;
 mod parent;
 mod up;
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
             kindred_router::run::run(&args.args)
         }
         Command::Health(args) => health::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Admin(command) => return admin::run(*command, &connect),
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -12,7 +12,12 @@ mod layout;
 mod local;
 mod supervise;
 
-use std::{collections::BTreeSet, fs, net::SocketAddr, path::Path};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
 use kindred_partition_config::{errors::Errors, ids::Term, model::KindredConfig, parse, state::ClusterState};
@@ -166,6 +171,33 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
         bail!("--config {}: {} error(s){errors}", path.display(), errors.len());
     }
     Ok(config)
+}
+
+/// The first state of a cluster with this configuration.
+///
+/// # Errors
+/// When the configuration cannot be read, or is wrong.
+pub fn first_state(path: Option<&Path>) -> anyhow::Result<ClusterState> {
+    let config = read_config(path)?;
+    let none: SocketAddr = ([127, 0, 0, 1], 1).into();
+    let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
+    let state = ClusterState::bootstrap(&layout::with_endpoints(&config, &listens, false));
+    state.map_err(|errors| anyhow::anyhow!("{}", Errors::from_iter(errors)))
+}
+
+/// Makes the folder of a new cluster.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn found(folder: &Path) -> anyhow::Result<()> {
+    private::take(folder, &[]).with_context(|| format!("{}: cannot be made", folder.display()))?;
+    cluster::Cluster::of(folder, None, None, false).map(drop)
+}
+
+/// The folder of a store that `kindred up` runs.
+#[must_use]
+pub fn folder_of_store(folder: &Path, name: &str) -> PathBuf {
+    folder.join("stores").join(name)
 }
 
 /// Locks the folder, because two supervisors would start the same shards twice.

@@ -416,7 +416,7 @@ fn check_doors(settings: &Settings, tls: Option<&ServerTls>) -> anyhow::Result<(
 
 /// The quota in bytes, at which NOSPACE is raised. A store in memory always has one, unless a flag sets 0 or the memory
 /// is unknown.
-fn quota(settings: &Settings) -> u64 {
+pub(crate) fn quota(settings: &Settings) -> u64 {
     if let Some(chosen) = settings.quota_bytes {
         return chosen;
     }
@@ -456,7 +456,7 @@ async fn open_core(
 }
 
 /// The settings of the engine and the loop, and the clock.
-fn engine_settings(
+pub(crate) fn engine_settings(
     settings: &Settings,
     quota_bytes: u64,
     member_id: u64,

@@ -2,6 +2,7 @@
 //! router, and the answers are compared.
 
 mod gateway;
+mod import;
 mod plain;
 mod recipes;
 mod snapshot;

@@ -80,7 +80,7 @@ async fn becomes_an_etcd(dir: &Path, name: &str, address: &str) -> anyhow::Resul
 
 /// Writes keys of several Kinds: versions, transactions, deletions, a large value, and two keys of a lease, which is
 /// returned.
-async fn fill(client: &Client) -> anyhow::Result<i64> {
+pub async fn fill(client: &Client) -> anyhow::Result<i64> {
     let mut kv = client.kv.clone();
     let put = |key: String, bytes: usize, lease: i64| PutRequest {
         key: key.into(),
@@ -112,14 +112,14 @@ async fn fill(client: &Client) -> anyhow::Result<i64> {
     Ok(lease)
 }
 
-async fn everything(client: &Client, revision: i64) -> anyhow::Result<RangeResponse> {
+pub async fn everything(client: &Client, revision: i64) -> anyhow::Result<RangeResponse> {
     let (key, range_end) = (vec![0].into(), vec![0].into());
     let range = RangeRequest { key, range_end, revision, ..RangeRequest::default() };
     Ok(client.kv.clone().range(range).await?.into_inner())
 }
 
 /// `etcdctl snapshot save`, and what `etcdutl snapshot status` says of it.
-async fn saved(dir: &Path, name: &str, address: &str) -> anyhow::Result<PathBuf> {
+pub async fn saved(dir: &Path, name: &str, address: &str) -> anyhow::Result<PathBuf> {
     let file = dir.join(format!("{name}.db"));
     Etcdctl::new(address).ok(&["snapshot", "save", file.to_str().context("a path")?]).await?;
     let status = etcdutl(&["snapshot", "status", file.to_str().context("a path")?, "-w", "json"]).await?;

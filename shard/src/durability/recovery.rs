@@ -37,6 +37,8 @@ pub struct Gathered {
     shown_percent: u64,
     /// Whether the Kinds of mode `none` that a clean stop kept are included.
     unkept: bool,
+    /// Whether all comes from another database, and nothing is missing.
+    imported: bool,
     /// Gets the number of records read, to show progress.
     starting: Starting,
 }
@@ -51,6 +53,11 @@ impl Gathered {
     /// Takes what a primary has copied to its standby.
     pub fn set_copied(&mut self, copied: Recovered) {
         (self.found, self.something) = (copied, true);
+    }
+
+    /// Takes what another database has.
+    pub fn set_imported(&mut self, imported: Recovered) {
+        (self.found, self.something, self.imported) = (imported, true, true);
     }
 
     /// If this is a copy, the ceiling of the primary's clock.
@@ -150,6 +157,7 @@ impl Gathered {
             fsync: start.lost.then_some(Revision::ZERO),
             none_is_whole: clean && self.unkept,
         };
+        let lost = if self.imported { Lost { none_is_whole: true, ..Lost::default() } } else { lost };
         let found = match self.found.copied {
             // The primary's ceiling counts when the standby is promoted.
             true => Recovered { start: Revision::ZERO, ..self.found },

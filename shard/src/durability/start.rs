@@ -158,6 +158,8 @@ pub enum Origin {
     Files(Starting),
     /// A primary has copied it to its standby. Nothing of it is on disk before the first checkpoint, which is due at once.
     Copy(Box<engine_recover::Recovered>),
+    /// Another database, for a new store. Nothing of it is on disk before the first checkpoint.
+    Import(Box<engine_recover::Recovered>),
 }
 
 /// Opens a data directory.
@@ -193,9 +195,9 @@ pub(super) async fn open_on(
     let workers = Workers::threads();
     let began = workers.elapsed();
     let (lock, origin) = held.unzip();
-    let (starting, copied) = match origin {
+    let (starting, given) = match origin {
         Some(Origin::Files(starting)) => (starting, None),
-        Some(Origin::Copy(copied)) => (Starting::default(), Some(copied)),
+        Some(given) => (Starting::default(), Some(given)),
         None => (Starting::default(), None),
     };
     let (of_read, at) = (disk.clone(), layout.clone());
@@ -203,9 +205,13 @@ pub(super) async fn open_on(
     let gathered = Gathered::telling(starting);
     let read = move || around(Point::StartRead, || read(&*of_read, &at, dense, on_damage, gathered));
     let mut found = tokio::task::spawn_blocking(read).await??;
-    if let Some(copied) = copied {
-        anyhow::ensure!(found.gathered.is_nothing(), "the directory of a new standby is not empty");
-        found.gathered.set_copied(*copied);
+    if given.is_some() {
+        anyhow::ensure!(found.gathered.is_nothing(), "the directory of a new store is not empty");
+    }
+    match given {
+        Some(Origin::Copy(copied)) => found.gathered.set_copied(*copied),
+        Some(Origin::Import(imported)) => found.gathered.set_imported(*imported),
+        _ => {}
     }
     let place = Place { disk, layout, lock, workers, began };
     let opening = Opening::begin(place, found, config, clock, of_core, settings)?;
