@@ -11,6 +11,7 @@ use crate::{
     },
     health::HealthArgs,
     import::args::ImportArgs,
+    leave::args::LeaveArgs,
     parent::ParentArgs,
     up::args::UpArgs,
 };
@@ -38,6 +39,8 @@ pub enum Command {
     Health(HealthArgs),
     /// Make the data folder of a new cluster from a snapshot of an etcd. Contacts nobody.
     Import(ImportArgs),
+    /// Go back to a stock etcd.
+    Leave(LeaveArgs),
     /// The commands that talk to a router.
     #[command(flatten)]
     Admin(Box<AdminCommand>),

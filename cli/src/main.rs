@@ -8,6 +8,7 @@ mod deploy_tests;
 mod docs_tests;
 mod health;
 mod import;
+mod leave;
 mod parent;
 mod up;
 
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
         }
         Command::Health(args) => health::run(&args),
         Command::Import(args) => import::run(&args),
+        Command::Leave(args) => leave::run(&args),
         Command::Admin(command) => return admin::run(*command, &connect),
         Command::Completion { shell } => {
             let mut script = Vec::new();

@@ -285,9 +285,8 @@ impl ClusterState {
         self.stores.get(usize::from(store.0)).is_some_and(|store| store.store_type == StoreType::Etcd)
     }
 
-    /// Refuses transfers that a live move cannot do. No move goes to a stock etcd, because etcd cannot keep
-    /// revisions that another store assigned. A Kind can leave a stock etcd only as a whole and to a single shard,
-    /// because from then on one shard must assign its revisions.
+    /// Refuses transfers that a live move cannot do. A Kind leaves a stock etcd, and goes to one, only as a whole and in one
+    /// step, because an etcd can neither be raised nor read at a foreign revision: it shares no list with another store.
     fn all_movable(&self, transfers: &[Transfer]) -> Result<(), Vec<FieldError>> {
         let mut errors = FieldErrors::default();
         let mut add = |store: StoreIdx, message: &str, what_to_do: &str| {
@@ -299,9 +298,16 @@ impl ClusterState {
         };
         for transfer in transfers {
             if self.is_etcd(transfer.to) {
-                let message = "it is a stock etcd, and no live move goes to one";
-                let what_to_do = "name shards only, or give it the Kind in the cluster's first configuration";
-                add(transfer.to, message, what_to_do);
+                let of_kind = |other: &&Transfer| other.kind == transfer.kind;
+                let sources: BTreeSet<_> =
+                    transfers.iter().filter(of_kind).map(|other| (other.from, other.to)).collect();
+                if self.is_etcd(transfer.from) {
+                    let message = "it is a stock etcd, and no live move goes from one to another";
+                    add(transfer.to, message, "move the Kind to a shard first");
+                } else if sources.len() > 1 || transfer.unit.buckets.is_some() {
+                    let message = "it is a stock etcd, and a Kind moves to one from a single shard";
+                    add(transfer.to, message, "move the Kind to one shard first, and from there to the etcd");
+                }
             } else if self.is_etcd(transfer.from) {
                 let of_kind = |other: &&Transfer| other.kind == transfer.kind;
                 let targets: BTreeSet<_> = transfers.iter().filter(of_kind).map(|other| other.to).collect();

@@ -25,6 +25,7 @@ use crate::metrics::{KvMetrics, WatchMetrics};
 use crate::moves;
 use crate::moves::mover::Mover;
 use crate::moves::rate::CopySpeed;
+use crate::moves::taken::Taken;
 use crate::routing::Routing;
 use crate::snapshots::Snapshots;
 use crate::stores::{Stores, background};
@@ -138,6 +139,7 @@ impl App {
             leases: self.leases.clone(),
             identity: self.identity.clone(),
             copy_speed: CopySpeed::default(),
+            taken: Taken::default(),
         })
     }
 

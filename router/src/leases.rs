@@ -6,13 +6,13 @@
 
 pub mod attach;
 pub mod ended;
-pub mod etcd;
+mod etcd;
 pub mod heirs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_partition_config::state::{StoreObject, StoreState};
 use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
@@ -183,10 +183,13 @@ impl LeaseRouter {
         }
     }
 
-    /// Renews a lease at the stock etcds, which may have granted it before a shard was its home.
-    pub async fn keep_alive_at_etcds(&self, id: i64, deadline: Deadline) {
-        let etcds = self.stores.up().filter(|store| !store.is_shard());
-        join_all(etcds.map(|etcd| etcd::keep_alive(etcd, id, deadline))).await;
+    /// Renews a lease at the stock etcds, which may have keys of it.
+    ///
+    /// # Errors
+    /// When one of them cannot be asked.
+    pub async fn keep_alive_at_etcds(&self, id: i64, deadline: Deadline) -> Result<(), Status> {
+        let etcds = self.stores.iter().filter(|store| !store.is_shard() && !store.is_removed());
+        try_join_all(etcds.map(|etcd| etcd::keep_alive(etcd, id, deadline))).await.map(drop)
     }
 
     /// Whether the slot belonged to a store that was removed from the configuration.
@@ -307,7 +310,7 @@ impl LeaseStores for Calls<'_> {
     ) -> Result<(), Status> {
         let (store, home) = (self.leases.stores.get(store), self.leases.stores.get(home));
         if !store.is_shard() {
-            return etcd::adopt(store, lease, self.deadline).await;
+            return etcd::adopt(store, lease, granted_ttl, self.deadline).await;
         }
         let home_slot = home.slot().map_or(0, |slot| u32::from(slot.get()));
         let slots_before = self.leases.lease_slots_before(home);
@@ -321,7 +324,11 @@ impl LeaseStores for Calls<'_> {
     async fn end(&self, lease: LeaseId, store: StoreIx, denied_slots: Vec<u32>) -> Result<(), Status> {
         let store = self.leases.stores.get(store);
         if !store.is_shard() {
-            return etcd::end(store, lease, denied_slots.is_empty(), self.deadline).await;
+            // While its home is not known, the etcd's own time counts.
+            return match denied_slots.is_empty() {
+                true => etcd::end(store, lease, self.deadline).await,
+                false => Ok(()),
+            };
         }
         let request = shard::LeaseEndRequest { id: lease.get(), denied_slots };
         let ended = call(store, Effect::Read, self.deadline, || async {

@@ -17,6 +17,7 @@ pub mod reconcile;
 mod record_steps;
 mod runner;
 pub mod steps;
+pub mod taken;
 pub mod units;
 pub mod watchdog;
 

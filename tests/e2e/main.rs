@@ -29,6 +29,7 @@ mod snapshots;
 mod spread;
 mod stalled;
 mod tls;
+mod to_etcd;
 mod unix;
 mod up;
 mod watchers;

@@ -265,7 +265,7 @@ impl Screen {
         line.push('\n');
         let mut legs = shown["legs"].as_array().into_iter().flatten();
         if legs.any(|leg| leg["oneWay"] == true) {
-            line += "it came from a stock etcd: there is no way back, and what was moved stays there, out of use\n";
+            line += "a stock etcd is one of the two: there is no way back, and what has left an etcd stays there, out of use\n";
         } else if matches!(until, Until::Switched | Until::Back) && shown["phase"] == "Switched" {
             line += &format!(
                 "the way back is open: kindred move reverse {0} takes it, kindred move complete {0} closes it\n",

@@ -180,7 +180,6 @@ fn refusals_name_object_and_field_and_come_all_at_once() {
     let error = before.move_kind("pod", &name("c")).unwrap_err();
     assert_eq!((error[0].path.as_str(), error[0].message.contains("did you mean \"pods\"")), ("kind", true));
     assert_eq!(paths(before.move_kind("pods", &name("x"))), ["servicegroups/x"]);
-    assert_eq!(paths(before.move_kind("pods", &name("e"))), ["servicegroups/e"], "no live move to an etcd");
 }
 
 #[test]
@@ -190,7 +189,10 @@ fn a_kind_leaves_a_stock_etcd_whole_and_for_one_shard() {
     assert_eq!(brief(&change), ["/registry/pods e>b", "/registry/pods/ e>b"]);
     let after = done(&change);
     assert_eq!(owner(&after, "/registry/pods/a"), "b");
-    assert_eq!(paths(after.move_kind("pods", &name("e"))), ["servicegroups/e"], "there is no way back");
+    assert_eq!(brief(&after.move_kind("pods", &name("e")).unwrap()), brief_of_pods("b>e"), "and goes to one");
+    let spread = state(&["resource: pods, ring: {stores: [a, b]}"]);
+    let refused = spread.move_kind("pods", &name("e")).unwrap_err();
+    assert!(refused[0].message.contains("from a single shard"), "{refused:?}");
     let ring = config("{metadata: {name: p0}, resource: pods, ring: {stores: [a, b]}}");
     let spread = before.apply_configs(&[ConfigChange::Update(ring)]).unwrap_err();
     assert!(spread[0].message.contains("to a single shard"), "{spread:?}");
@@ -367,7 +369,8 @@ fn a_store_is_drained_of_everything() {
     assert_eq!(ClusterState::from_json(&gone.to_json()), Ok(gone));
     assert_eq!(paths(before.drain_store(&name("a"), None)), ["default"]);
     assert_eq!(paths(before.drain_store(&name("a"), Some(&name("a")))), ["to"]);
-    assert_eq!(paths(before.drain_store(&name("a"), Some(&name("e")))), ["servicegroups/e"]);
+    let to_etcd = done(&before.drain_store(&name("a"), Some(&name("e"))).unwrap());
+    assert_eq!((owner(&to_etcd, "z"), owner(&to_etcd, "/registry/pods/a")), ("e".to_owned(), "b".to_owned()));
     let default = before.drain_store(&name("a"), Some(&name("c"))).unwrap();
     let after = done(&default);
     for key in ["", "/registry/pods/a", "/registry/pods/b", "/registry/podtemplates/a", "/registry/pods", "z"]

@@ -61,6 +61,11 @@ pub enum FenceState {
         /// The generation of the map since which it does.
         epoch: Epoch,
     },
+    /// The unit is coming from another store, which serves it.
+    Taking {
+        /// The last revision of the unit at that store, once all of it is here.
+        sealed: Option<Revision>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +102,7 @@ impl FenceState {
             Self::Open => "open",
             Self::Frozen { .. } => "frozen",
             Self::Moved { .. } => "moved",
+            Self::Taking { .. } => "being taken",
         }
     }
 }
@@ -147,7 +153,7 @@ impl FenceDoc {
         touched
             .filter_map(|record| match record.state {
                 FenceState::Open => None,
-                FenceState::Frozen { .. } => Some(Epoch::NONE),
+                FenceState::Frozen { .. } | FenceState::Taking { .. } => Some(Epoch::NONE),
                 FenceState::Moved { epoch } => Some(epoch),
             })
             .min()
@@ -207,7 +213,7 @@ impl FenceDoc {
                 Ok(last)
             }
             FenceState::Frozen { last } => Ok(last),
-            state @ FenceState::Moved { .. } => {
+            state @ (FenceState::Moved { .. } | FenceState::Taking { .. }) => {
                 Err(FenceError::State { id: by.id, state: state.word(), other: by.id })
             }
         }
@@ -241,8 +247,96 @@ impl FenceDoc {
                 record.state = FenceState::Moved { epoch };
                 Ok(())
             }
-            FenceState::Open => Err(FenceError::State { id: by.id, state: "open", other: by.id }),
+            state @ (FenceState::Open | FenceState::Taking { .. }) => {
+                Err(FenceError::State { id: by.id, state: state.word(), other: by.id })
+            }
         }
+    }
+
+    /// Begins to take a unit from another store, or continues that under another coordinator. Until it is opened the etcd
+    /// serves nothing of it.
+    ///
+    /// # Errors
+    /// When the term is outdated, or another move is under way with keys of the unit.
+    pub fn take(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
+        match self.of(by) {
+            Err(FenceError::Unknown(_)) => {}
+            Err(refused) => return Err(refused),
+            Ok(record) => match record.state {
+                FenceState::Taking { .. } => return Ok(()),
+                FenceState::Open => record.state = FenceState::Taking { sealed: None },
+                state @ (FenceState::Frozen { .. } | FenceState::Moved { .. }) => {
+                    return Err(FenceError::State { id: by.id, state: state.word(), other: by.id });
+                }
+            },
+        }
+        let mut others = self
+            .records
+            .iter()
+            .filter(|record| record.id != by.id && record.transfer.unit.overlaps_unit(&by.transfer.unit));
+        // What this etcd gave away comes back, whole.
+        let stays = |record: &&FenceRecord| match record.state {
+            FenceState::Open => false,
+            FenceState::Moved { .. } => !covers(&by.transfer.unit.range, &record.transfer.unit.range),
+            FenceState::Frozen { .. } | FenceState::Taking { .. } => true,
+        };
+        if let Some(other) = others.find(stays) {
+            let (state, other) = (other.state.word(), other.id);
+            return Err(FenceError::State { id: by.id, state, other });
+        }
+        if self.state(by.id, &by.transfer.unit).is_none() {
+            let (id, term, transfer) = (by.id, by.term, by.transfer.clone());
+            self.records.push(FenceRecord { id, term, transfer, state: FenceState::Taking { sealed: None } });
+        }
+        Ok(())
+    }
+
+    /// Notes that everything of the unit is here, up to its last revision at the other store.
+    ///
+    /// # Errors
+    /// When the term is outdated, or the unit is not being taken.
+    pub fn seal(&mut self, by: &FencedUnit, last: Revision) -> Result<(), FenceError> {
+        let record = self.of(by)?;
+        match record.state {
+            FenceState::Taking { .. } => {
+                record.state = FenceState::Taking { sealed: Some(last) };
+                Ok(())
+            }
+            state => Err(FenceError::State { id: by.id, state: state.word(), other: by.id }),
+        }
+    }
+
+    /// Serves the unit after the decision. Does nothing if it is served.
+    ///
+    /// # Errors
+    /// When the term is outdated, or the unit was not sealed.
+    pub fn open(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
+        match self.of(by) {
+            Err(FenceError::Unknown(_)) => return Ok(()),
+            Err(refused) => return Err(refused),
+            Ok(record) => match record.state {
+                FenceState::Taking { sealed: Some(_) } => {}
+                state => return Err(FenceError::State { id: by.id, state: state.word(), other: by.id }),
+            },
+        }
+        let range = by.transfer.unit.range.clone();
+        self.records.retain(|record| !covers(&range, &record.transfer.unit.range));
+        Ok(())
+    }
+
+    /// Gives up taking a unit. Returns whether it was being taken, and so may have keys here that nobody serves.
+    ///
+    /// # Errors
+    /// When the term is outdated.
+    pub fn leave(&mut self, by: &FencedUnit) -> Result<bool, FenceError> {
+        match self.of(by) {
+            Err(FenceError::Unknown(_)) => return Ok(false),
+            Err(refused) => return Err(refused),
+            Ok(record) if !matches!(record.state, FenceState::Taking { .. }) => return Ok(false),
+            Ok(_) => {}
+        }
+        self.records.retain(|record| record.id != by.id || record.transfer.unit != by.transfer.unit);
+        Ok(true)
     }
 
     /// Ends the move of a unit. A unit that has moved stays refused for ever; an open one is forgotten.
@@ -256,14 +350,19 @@ impl FenceDoc {
             Ok(record) => match record.state {
                 FenceState::Open => {}
                 FenceState::Moved { .. } => return Ok(()),
-                FenceState::Frozen { .. } => {
-                    return Err(FenceError::State { id: by.id, state: "frozen", other: by.id });
+                state @ (FenceState::Frozen { .. } | FenceState::Taking { .. }) => {
+                    return Err(FenceError::State { id: by.id, state: state.word(), other: by.id });
                 }
             },
         }
         self.records.retain(|record| record.id != by.id || record.transfer.unit != by.transfer.unit);
         Ok(())
     }
+}
+
+/// Whether all keys of `inner` are in `outer`.
+fn covers(outer: &KeyRange, inner: &KeyRange) -> bool {
+    outer.intersection(inner) == *inner
 }
 
 #[cfg(test)]
@@ -303,6 +402,30 @@ mod tests {
         doc.unfreeze(&by(1, 3)).unwrap();
         assert_eq!(doc.refuses(KEY, b""), Some(Epoch(9)), "a decision is not undone");
         assert!(matches!(doc.track(&by(2, 1)), Err(FenceError::State { state: "moved", .. })));
+    }
+
+    #[test]
+    fn what_is_taken_is_served_when_it_is_opened() {
+        let mut doc = FenceDoc::default();
+        // It was given away once.
+        doc.track(&by(1, 1)).unwrap();
+        doc.freeze(&by(1, 1), Revision(5)).unwrap();
+        doc.release(&by(1, 1), Epoch(3)).unwrap();
+        let given_away = doc.clone();
+        doc.take(&by(2, 1)).unwrap();
+        assert_eq!(doc.refuses(KEY, b""), Some(Epoch::NONE), "while it is being decided");
+        assert!(doc.open(&by(2, 1)).is_err(), "not all of it is here");
+        assert!(doc.take(&by(3, 1)).is_err(), "one move at a time");
+        assert_eq!(doc.leave(&by(2, 2)), Ok(true));
+        assert_eq!(doc.leave(&by(2, 2)), Ok(false));
+        assert_eq!(doc, given_away, "as it was");
+        doc.take(&by(2, 3)).unwrap();
+        assert!(matches!(doc.seal(&by(2, 2), Revision(9)), Err(FenceError::Stale { .. })));
+        doc.seal(&by(2, 3), Revision(9)).unwrap();
+        assert_eq!(FenceDoc::read(&doc.to_json()).unwrap(), doc);
+        doc.open(&by(2, 3)).unwrap();
+        doc.open(&by(2, 3)).unwrap();
+        assert_eq!(doc, FenceDoc::default(), "nothing is refused");
     }
 
     #[test]

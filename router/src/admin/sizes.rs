@@ -131,8 +131,8 @@ fn too_far_behind(mover: &Mover, leg: &Leg, state: &ClusterState) -> Option<Stri
 /// What the operator should know before the move begins.
 fn notes(legs: &[Leg]) -> Vec<&'static str> {
     let one_way = legs.iter().any(|leg| leg.one_way).then_some(
-        "it leaves a stock etcd: its watches are cancelled once, as compacted, and there is no way back; what has moved stays \
-         in the etcd, where no router serves it any more",
+        "a stock etcd is one of the two: watches are cancelled once, as compacted, and there is no way back but another move; \
+         what has left an etcd stays there, where no router serves it any more",
     );
     one_way.into_iter().collect()
 }

@@ -14,7 +14,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
-use crate::leases::{LeaseRouter, etcd};
+use crate::leases::LeaseRouter;
 use crate::stores::{Store, Stores};
 
 /// How many keepalives of one client stream are under way at a time.
@@ -58,12 +58,12 @@ impl Kept {
             .await?;
             // etcd answers an unknown lease with TTL 0. The end of the stream says nothing about the lease.
             let answer = answers.message().await?.ok_or_else(ending::broken_off)?;
-            Ok(Some(answer).filter(|answer| answer.ttl > 0 && !etcd::is_adopted(&home, answer.ttl)))
+            Ok(Some(answer).filter(|answer| answer.ttl > 0))
         });
         let (revision, ttl) = match kept.await? {
             Some((home, answer)) => {
                 if home.is_shard() {
-                    leases.keep_alive_at_etcds(id, deadline).await;
+                    leases.keep_alive_at_etcds(id, deadline).await?;
                 }
                 (answer.header.map_or(0, |header| header.revision), answer.ttl)
             }
@@ -172,10 +172,7 @@ impl pb::lease_server::Lease for Lease {
                     home.lease().lease_time_to_live(deadline.request(request)).await
                 });
                 // etcd answers an unknown lease with TTL -1.
-                let is_own = |answer: &pb::LeaseTimeToLiveResponse| {
-                    answer.ttl >= 0 && !etcd::is_adopted(&home, answer.granted_ttl)
-                };
-                Ok(Some(answer.await?).filter(is_own))
+                Ok(Some(answer.await?).filter(|answer| answer.ttl >= 0))
             });
         let mut answer = match found.await? {
             Some((_, answer)) => answer,
@@ -229,8 +226,6 @@ async fn revoke_at(home: &Store, id: i64, deadline: Deadline) -> Result<Option<(
         })
         .await
         .map(|answer| (answer.revision, answer.attached_slots))
-    } else if !etcd::is_home(home, LeaseId(id), deadline).await? {
-        return Ok(None);
     } else {
         call(home, Effect::Write, deadline, || async {
             home.lease().lease_revoke(deadline.request(pb::LeaseRevokeRequest { id })).await

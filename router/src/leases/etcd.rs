@@ -1,12 +1,13 @@
 //! Leases at a stock etcd (R12). An etcd tells nobody when a lease is over, so a shard is the home of every lease that has
 //! keys at several stores.
 //!
-//! * **Adopted**: a lease of a shard that has keys at the etcd. It is there under its id with the longest TTL that an etcd
-//!   grants, by which it is known as adopted. It ends when its home says so.
+//! * **Adopted**: a lease of a shard that has keys at the etcd. The etcd grants it under its id with the same TTL.
 //! * **Taken over**: a lease that the etcd granted, when a shard is to have keys of it. The shard grants it with the same
-//!   TTL, which begins anew, as in an etcd whose leader changes, and notes that the etcd has keys of it too. Keepalives go
-//!   to both, so the etcd's lives as long.
+//!   TTL, which begins anew, as in an etcd whose leader changes, and notes that the etcd has keys of it too.
 //! * All others are the etcd's own.
+//!
+//! The shard's end of a lease is told to the etcd. A keepalive goes to both before it is answered, so the etcd ends none
+//! earlier than one TTL behind the last answer. If the shard is lost, the etcd ends it alone.
 
 use std::sync::Arc;
 
@@ -24,15 +25,6 @@ use super::LeaseRouter;
 use crate::execute::{Deadline, Effect, call};
 use crate::stores::Store;
 
-/// The TTL of adopted leases, in seconds: `MaxLeaseTTL` in etcd's `server/lease/lessor.go`.
-const ADOPTED_TTL_S: i64 = 9_000_000_000;
-
-/// Whether a store is an etcd that has a lease with this granted TTL for another store.
-#[must_use]
-pub fn is_adopted(store: &Store, granted_ttl: i64) -> bool {
-    !store.is_shard() && granted_ttl == ADOPTED_TTL_S
-}
-
 /// The lease of an etcd: its granted TTL, and its keys if they are asked for.
 async fn look(
     etcd: &Store,
@@ -48,18 +40,12 @@ async fn look(
     Ok(Some(told.await?).filter(|told| told.ttl >= 0))
 }
 
-/// Whether an etcd has a lease of its own with this id.
+/// Tells an etcd of a lease that a shard has. It may have it already: adopted, or as one that was taken over.
 ///
 /// # Errors
 /// When it cannot be asked.
-pub async fn is_home(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<bool, Status> {
-    let told = look(etcd, lease.get(), false, deadline).await?;
-    Ok(told.is_some_and(|told| !is_adopted(etcd, told.granted_ttl)))
-}
-
-/// Tells an etcd of a lease that a shard has. It may have it already: adopted, or as one that was taken over.
-pub async fn adopt(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<(), Status> {
-    let request = pb::LeaseGrantRequest { id: lease.get(), ttl: ADOPTED_TTL_S };
+pub async fn adopt(etcd: &Store, lease: LeaseId, ttl: i64, deadline: Deadline) -> Result<(), Status> {
+    let request = pb::LeaseGrantRequest { id: lease.get(), ttl };
     let granted = call(etcd, Effect::Read, deadline, || async {
         etcd.lease().lease_grant(deadline.request(request)).await
     });
@@ -69,15 +55,11 @@ pub async fn adopt(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<(
     }
 }
 
-/// Ends a lease at an etcd, which deletes its keys there. Idempotent. Unless the lease `is_over`, only what was adopted
-/// ends: its home is not known any more.
-pub async fn end(etcd: &Store, lease: LeaseId, is_over: bool, deadline: Deadline) -> Result<(), Status> {
-    if !is_over {
-        let told = look(etcd, lease.get(), false, deadline).await?;
-        if told.is_none_or(|told| !is_adopted(etcd, told.granted_ttl)) {
-            return Ok(());
-        }
-    }
+/// Ends a lease at an etcd, which deletes its keys there. Idempotent.
+///
+/// # Errors
+/// When it cannot be asked.
+pub async fn end(etcd: &Store, lease: LeaseId, deadline: Deadline) -> Result<(), Status> {
     let request = pb::LeaseRevokeRequest { id: lease.get() };
     let revoked = call(etcd, Effect::Read, deadline, || async {
         etcd.lease().lease_revoke(deadline.request(request)).await
@@ -88,8 +70,11 @@ pub async fn end(etcd: &Store, lease: LeaseId, is_over: bool, deadline: Deadline
     }
 }
 
-/// Makes a shard the home of a lease that an etcd granted. Returns the shard; `None` if the etcd has no lease of its own
-/// with this id, or there is no shard.
+/// Makes a shard the home of a lease of which no shard knows. Returns the shard; `None` if the etcd has no such lease, or
+/// there is no shard.
+///
+/// # Errors
+/// When one of the two cannot be asked, or the etcd has no slot.
 pub async fn take_over(
     leases: &LeaseRouter,
     lease: LeaseId,
@@ -99,9 +84,6 @@ pub async fn take_over(
     let Some(told) = look(etcd, lease.get(), false, deadline).await? else { return Ok(None) };
     let home = leases.cluster.state().lease_home().map(u32::from);
     let Some(home) = home.and_then(|slot| leases.stores.by_slot(slot)) else { return Ok(None) };
-    if is_adopted(etcd, told.granted_ttl) {
-        return Ok(None);
-    }
     let slot = etcd.slot().ok_or_else(|| super::lease_across_etcd(etcd))?;
     let request = pb::LeaseGrantRequest { id: lease.get(), ttl: told.granted_ttl };
     let granted = call(home, Effect::Read, deadline, || async {
@@ -134,16 +116,17 @@ pub async fn take_over(
     }
 }
 
-/// Renews a lease that an etcd may have. It answers for itself alone, so failures are not told.
-pub async fn keep_alive(etcd: &Arc<Store>, id: i64, deadline: Deadline) {
+/// Renews a lease that an etcd may have.
+///
+/// # Errors
+/// When the etcd cannot be asked.
+pub async fn keep_alive(etcd: &Arc<Store>, id: i64, deadline: Deadline) -> Result<(), Status> {
     let kept = call(etcd, Effect::Read, deadline, || async {
         // The request stream stays open until the answer is here.
         let requests = tokio_stream::once(pb::LeaseKeepAliveRequest { id }).chain(tokio_stream::pending());
         etcd.lease().lease_keep_alive(deadline.request(requests)).await
     });
-    if let Ok(mut answers) = kept.await {
-        let _ = answers.message().await;
-    }
+    kept.await?.message().await.map(drop)
 }
 
 /// The keys of a lease that an etcd serves. Keys that have moved away are still there, and are not served.

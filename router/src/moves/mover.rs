@@ -6,6 +6,7 @@ use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::meta::take::StateKeeper;
 use crate::moves::rate::CopySpeed;
+use crate::moves::taken::Taken;
 use crate::routing::Routing;
 use crate::stores::Stores;
 
@@ -19,4 +20,6 @@ pub struct Mover {
     pub identity: Arc<Identity>,
     /// How fast this router copies the data of moves.
     pub copy_speed: CopySpeed,
+    /// How far stock etcds follow units that come to them.
+    pub taken: Taken,
 }

@@ -94,9 +94,9 @@ pub enum Refusal {
     /// Another request is being carried out.
     #[error("another request is being carried out: ask again in a moment")]
     Busy,
-    /// The old owner is a stock etcd.
+    /// One of the owners is a stock etcd.
     #[error(
-        "there is no way back: the keys came from a stock etcd, to which no live move goes; complete the move"
+        "there is no way back: the keys came from a stock etcd, or went to one; complete the move, and begin another one"
     )]
     OneWay,
     /// A store of the move was lost, so there is nothing to bring back.

@@ -79,7 +79,7 @@ pub struct Leg {
     pub transfers: Vec<Transfer>,
     /// Whether `to` owns the units.
     pub moved: bool,
-    /// Whether there is no way back, because `from` is a stock etcd, which no live move goes to.
+    /// Whether there is no way back, because `from` or `to` is a stock etcd: the other store cannot follow its revisions.
     #[serde(default, skip_serializing_if = "is_false")]
     pub one_way: bool,
     /// The map generation of the last decision about the units; `None` before the first.
@@ -215,10 +215,10 @@ impl MoveRecord {
         Self { before: Some(before), ..self }
     }
 
-    /// Marks the legs from stock etcds as having no way back.
+    /// Marks the legs from and to stock etcds as having no way back.
     #[must_use]
     pub fn one_way_from(mut self, is_etcd: impl Fn(StoreIdx) -> bool) -> Self {
-        self.legs.iter_mut().for_each(|leg| leg.one_way = is_etcd(leg.from));
+        self.legs.iter_mut().for_each(|leg| leg.one_way = is_etcd(leg.from) || is_etcd(leg.to));
         self
     }
 

@@ -63,7 +63,7 @@ const ASK_EVERY: Duration = Duration::from_millis(10);
 /// How often the follower is asked how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The incarnation of an etcd. It has only one, because a cluster keeps what it has acknowledged.
-const INCARNATION: u64 = 1;
+pub(super) const INCARNATION: u64 = 1;
 
 impl From<FenceError> for Failed {
     fn from(error: FenceError) -> Self {
@@ -82,8 +82,8 @@ impl From<WireError> for Failed {
 }
 
 /// Reads the keys of a unit page by page at one revision.
-struct Pages {
-    start: Bytes,
+pub(super) struct Pages {
+    pub start: Bytes,
     end: Bytes,
     limit: i64,
     /// The revision; 0 before the first page fixes it.
@@ -92,7 +92,7 @@ struct Pages {
 }
 
 impl UnitSteps<'_, Arc<Mover>> {
-    fn fenced_unit(&self) -> FencedUnit {
+    pub(super) fn fenced_unit(&self) -> FencedUnit {
         let transfer = Transfer {
             unit: self.call.unit.clone(),
             from: self.call.owner,
@@ -104,7 +104,12 @@ impl UnitSteps<'_, Arc<Mover>> {
 
     /// The present time of the follower's clock as a revision. No shard assigns it, because its slot is 0.
     async fn clock(&self) -> Result<Revision, Failed> {
-        let store = self.follower();
+        let micros = i64::try_from(self.now_micros(self.follower()).await?).unwrap_or(i64::MAX >> 10);
+        Ok(Revision(micros << 10))
+    }
+
+    /// The present time of a shard's clock, in microseconds.
+    pub(super) async fn now_micros(&self, store: &Store) -> Result<u64, Failed> {
         let request = crate::stores::monitor::hello_of(
             &self.stores.keeper.cluster,
             self.stores.identity.cluster_id,
@@ -123,8 +128,7 @@ impl UnitSteps<'_, Arc<Mover>> {
                 store.name()
             )));
         }
-        let micros = i64::try_from(hello.now_micros).unwrap_or(i64::MAX >> 10);
-        Ok(Revision(micros << 10))
+        Ok(hello.now_micros)
     }
 
     pub(super) async fn copy_etcd(&self) -> Result<(), Failed> {
@@ -344,7 +348,7 @@ impl UnitSteps<'_, Arc<Mover>> {
         }
     }
 
-    fn pages(&self, at: i64) -> Pages {
+    pub(super) fn pages(&self, at: i64) -> Pages {
         let range = wire(&self.call.unit.range);
         Pages { start: range.key, end: range.range_end, limit: PAGE_KEYS, at, more: true }
     }
@@ -355,15 +359,14 @@ impl LegSteps<Arc<Mover>> {
     pub(super) async fn run_at_etcd(&self, name: StepName) -> Option<Result<Each<Answer>, Failed>> {
         let (owner, follower) = (self.owner(), self.follower());
         if !follower.is_shard() {
-            // The etcd gave the units away, and there is no way back.
+            // The etcd gave the units away, or it is to take them.
             return match name {
                 StepName::Release => {
                     let release =
                         |doc: &mut FenceDoc, by: &FencedUnit, call: &UnitCall| doc.release(by, call.epoch);
                     Some(self.fence_done(follower, release).await)
                 }
-                StepName::Drop | StepName::Unseal => Some(Ok(self.all_done())),
-                _ => None,
+                _ => self.run_to_etcd(name).await,
             };
         }
         if owner.is_shard() {
@@ -381,6 +384,7 @@ impl LegSteps<Arc<Mover>> {
             StepName::Confirm => self.confirm_etcd().await,
             StepName::Unfreeze => self.fence_done(owner, |doc, by, _| doc.unfreeze(by)).await,
             StepName::Forget => self.fence_done(owner, |doc, by, _| doc.forget(by)).await,
+            StepName::Open => self.open_at_etcd().await,
             // The remaining steps are for the follower.
             _ => return None,
         })
@@ -401,7 +405,7 @@ impl LegSteps<Arc<Mover>> {
     }
 
     /// Changes the etcd's fence for all units in one write. Writes nothing if the fence says so already.
-    async fn fence<T>(
+    pub(super) async fn fence<T>(
         &self,
         store: &Store,
         change: impl Fn(&mut FenceDoc, &FencedUnit, &UnitCall) -> Result<T, FenceError>,
@@ -424,7 +428,7 @@ impl LegSteps<Arc<Mover>> {
         Err(Failed::Other(format!("the fence of store {:?} is being changed all the time", store.name())))
     }
 
-    async fn fence_done(
+    pub(super) async fn fence_done(
         &self,
         store: &Store,
         change: impl Fn(&mut FenceDoc, &FencedUnit, &UnitCall) -> Result<(), FenceError>,
@@ -499,7 +503,7 @@ impl LegSteps<Arc<Mover>> {
 
 impl Pages {
     /// The next page; `None` after the last.
-    async fn next(&mut self, store: &Store) -> Result<Option<Vec<KeyValue>>, Failed> {
+    pub(super) async fn next(&mut self, store: &Store) -> Result<Option<Vec<KeyValue>>, Failed> {
         if !self.more {
             return Ok(None);
         }
@@ -576,29 +580,35 @@ async fn range(store: &Store, request: &etcd::RangeRequest) -> Result<etcd::Rang
     etcd::RangeResponse::decode(answer).map_err(|error| store.unavailable(&error.to_string()))
 }
 
-async fn current_revision(store: &Store) -> Result<i64, Status> {
+pub(super) async fn current_revision(store: &Store) -> Result<i64, Status> {
     let request =
         etcd::RangeRequest { key: Bytes::from_static(FENCE_KEY), count_only: true, ..Default::default() };
     Ok(range(store, &request).await?.header.map_or(0, |header| header.revision))
 }
 
-/// Replaces the fence if it still has this mod revision. Returns the new one, or `None` if another fence is there.
-async fn write_fence(store: &Store, mod_revision: i64, doc: &FenceDoc) -> Result<Option<i64>, Status> {
-    use etcd::{compare, request_op};
-    let is_it = etcd::Compare {
+/// Compares the fence's mod revision.
+pub(super) fn has_fence(mod_revision: i64) -> etcd::Compare {
+    use etcd::compare;
+    etcd::Compare {
         result: compare::CompareResult::Equal.into(),
         target: compare::CompareTarget::Mod.into(),
         key: Bytes::from_static(FENCE_KEY),
         target_union: Some(compare::TargetUnion::ModRevision(mod_revision)),
         ..Default::default()
-    };
+    }
+}
+
+/// Replaces the fence if it still has this mod revision. Returns the new one, or `None` if another fence is there.
+async fn write_fence(store: &Store, mod_revision: i64, doc: &FenceDoc) -> Result<Option<i64>, Status> {
+    use etcd::request_op;
     let put = etcd::PutRequest {
         key: Bytes::from_static(FENCE_KEY),
         value: doc.to_json().into(),
         ..Default::default()
     };
     let put = etcd::RequestOp { request: Some(request_op::Request::RequestPut(put)) };
-    let txn = etcd::TxnRequest { compare: vec![is_it], success: vec![put], failure: Vec::new() };
+    let txn =
+        etcd::TxnRequest { compare: vec![has_fence(mod_revision)], success: vec![put], failure: Vec::new() };
     let body = Bytes::from(txn.encode_to_vec());
     let answer =
         bounded(store, |store, deadline| async move { store.kv().txn(deadline.request(body)).await }).await?;

@@ -76,7 +76,7 @@ impl<S: UnitStores> LegSteps<S> {
         }
     }
 
-    async fn run_at_shards(&self, name: StepName) -> Result<Each<Answer>, Failed> {
+    pub(super) async fn run_at_shards(&self, name: StepName) -> Result<Each<Answer>, Failed> {
         let (owner, follower) = (self.source(), self.target());
         match name {
             StepName::Copy | StepName::Verify => {
@@ -127,7 +127,7 @@ impl<S: UnitStores> LegSteps<S> {
     }
 
     /// The owner's place; all calls have the same two stores.
-    fn source(&self) -> StoreIx {
+    pub(super) fn source(&self) -> StoreIx {
         store_ix(self.calls[0].owner)
     }
 
@@ -180,7 +180,7 @@ impl<S: UnitStores> LegSteps<S> {
         Ok((made.into_iter().map(|made| made.and_then(record)).collect(), incarnation))
     }
 
-    async fn attach_leases(&self) -> Result<(), Failed> {
+    pub(super) async fn attach_leases(&self) -> Result<(), Failed> {
         for some in self.leases_by(self.source()).await?.chunks(LEASES_AT_ONCE) {
             self.stores.attach_all(some, self.target()).await?;
         }
@@ -386,7 +386,7 @@ impl<S: UnitStores> LegSteps<S> {
         self.stand(self.target(), pb::UnitState::Following).await
     }
 
-    async fn stand(&self, store: StoreIx, state: pb::UnitState) -> Result<Each<()>, Failed> {
+    pub(super) async fn stand(&self, store: StoreIx, state: pb::UnitState) -> Result<Each<()>, Failed> {
         let (records, incarnation) = self.look(store).await?;
         let (frozen, name) = (state == pb::UnitState::Frozen, self.stores.name(store));
         let stands = |(of, record): (&UnitCall, Result<Option<pb::UnitRecord>, Failed>)| {
