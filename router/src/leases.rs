@@ -183,13 +183,20 @@ impl LeaseRouter {
         }
     }
 
-    /// Renews a lease at the stock etcds, which may have keys of it.
+    /// Renews a lease at the stock etcds, which may have keys of it. One that cannot be asked matters only if this router
+    /// attached the lease there: most leases have no keys at an etcd, and are not to end because it is away.
     ///
     /// # Errors
-    /// When one of them cannot be asked.
-    pub async fn keep_alive_at_etcds(&self, id: i64, deadline: Deadline) -> Result<(), Status> {
+    /// When an etcd that has the lease cannot be asked.
+    pub async fn keep_alive_at_etcds(&self, lease: LeaseId, deadline: Deadline) -> Result<(), Status> {
+        let has_it = |store: &Arc<Store>| self.pairs.knows(lease, store.index);
         let etcds = self.stores.iter().filter(|store| !store.is_shard() && !store.is_removed());
-        try_join_all(etcds.map(|etcd| etcd::keep_alive(etcd, id, deadline))).await.map(drop)
+        let etcds = etcds.filter(|store| store.state().is_up() || has_it(store));
+        let renewed = etcds.map(|etcd| async move {
+            let kept = etcd::keep_alive(etcd, lease.get(), deadline).await;
+            if has_it(etcd) { kept } else { Ok(()) }
+        });
+        try_join_all(renewed).await.map(drop)
     }
 
     /// Whether the slot belonged to a store that was removed from the configuration.

@@ -63,7 +63,7 @@ impl Kept {
         let (revision, ttl) = match kept.await? {
             Some((home, answer)) => {
                 if home.is_shard() {
-                    leases.keep_alive_at_etcds(id, deadline).await?;
+                    leases.keep_alive_at_etcds(LeaseId(id), deadline).await?;
                 }
                 (answer.header.map_or(0, |header| header.revision), answer.ttl)
             }
