@@ -291,6 +291,22 @@ impl FenceDoc {
         Ok(())
     }
 
+    /// The term of the coordinator that takes the unit; `None` if it is not being taken. One of a higher term takes it too,
+    /// which changes the fence, so no write of an earlier one comes behind that.
+    ///
+    /// # Errors
+    /// When the term is outdated.
+    pub fn taken_in(&self, by: &FencedUnit) -> Result<Option<Term>, FenceError> {
+        let is_it = |record: &&FenceRecord| record.id == by.id && record.transfer.unit == by.transfer.unit;
+        match self.records.iter().find(is_it) {
+            Some(record) if by.term < record.term => {
+                Err(FenceError::Stale { id: by.id, term: by.term, seen: record.term })
+            }
+            Some(FenceRecord { term, state: FenceState::Taking { .. }, .. }) => Ok(Some(*term)),
+            _ => Ok(None),
+        }
+    }
+
     /// Notes that everything of the unit is here, up to its last revision at the other store.
     ///
     /// # Errors
@@ -416,11 +432,13 @@ mod tests {
         assert_eq!(doc.refuses(KEY, b""), Some(Epoch::NONE), "while it is being decided");
         assert!(doc.open(&by(2, 1)).is_err(), "not all of it is here");
         assert!(doc.take(&by(3, 1)).is_err(), "one move at a time");
+        assert_eq!((doc.taken_in(&by(2, 2)), doc.taken_in(&by(3, 1))), (Ok(Some(Term(1))), Ok(None)));
         assert_eq!(doc.leave(&by(2, 2)), Ok(true));
         assert_eq!(doc.leave(&by(2, 2)), Ok(false));
         assert_eq!(doc, given_away, "as it was");
         doc.take(&by(2, 3)).unwrap();
         assert!(matches!(doc.seal(&by(2, 2), Revision(9)), Err(FenceError::Stale { .. })));
+        assert!(matches!(doc.taken_in(&by(2, 2)), Err(FenceError::Stale { .. })), "it copies no more");
         doc.seal(&by(2, 3), Revision(9)).unwrap();
         assert_eq!(FenceDoc::read(&doc.to_json()).unwrap(), doc);
         doc.open(&by(2, 3)).unwrap();

@@ -48,7 +48,7 @@ use crate::stores::Store;
 use crate::stores::fence::Known;
 
 /// How often a change of the fence is tried while others change it.
-const TRIES: usize = 8;
+pub(super) const TRIES: usize = 8;
 /// The approximate size of a page of a copy or a comparison, and the first and the largest number of its keys.
 const PAGE_BYTES: usize = 1 << 20;
 const PAGE_KEYS: i64 = 128;
@@ -599,7 +599,11 @@ pub(super) fn has_fence(mod_revision: i64) -> etcd::Compare {
 }
 
 /// Replaces the fence if it still has this mod revision. Returns the new one, or `None` if another fence is there.
-async fn write_fence(store: &Store, mod_revision: i64, doc: &FenceDoc) -> Result<Option<i64>, Status> {
+pub(super) async fn write_fence(
+    store: &Store,
+    mod_revision: i64,
+    doc: &FenceDoc,
+) -> Result<Option<i64>, Status> {
     use etcd::request_op;
     let put = etcd::PutRequest {
         key: Bytes::from_static(FENCE_KEY),

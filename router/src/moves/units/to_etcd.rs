@@ -27,12 +27,13 @@ use kindred_wire::kv::{EventRef, EventType};
 use prost::Message as _;
 use tonic::Status;
 
-use super::etcd::{INCARNATION, Pages, current_revision, has_fence};
+use super::etcd::{INCARNATION, Pages, TRIES, current_revision, has_fence, write_fence};
 use super::leg::Each;
 use super::live::bounded;
 use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps, UnitStores as _, on_wire};
 use crate::execute::{Deadline, fenced};
 use crate::moves::mover::Mover;
+use crate::moves::taken::Brought;
 use crate::stores::Store;
 use crate::stores::fence::Known;
 
@@ -50,14 +51,26 @@ const PAUSE: Duration = Duration::from_millis(200);
 type Changes = BTreeMap<Bytes, Option<(Bytes, i64)>>;
 
 impl UnitSteps<'_, Arc<Mover>> {
-    /// The fence of the etcd, while it is this coordinator's that takes the unit.
-    async fn taking(&self) -> Result<Arc<Known>, Failed> {
-        let store = self.follower();
-        let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
-        match known.doc.state(self.id, &self.call.unit) {
-            Some(FenceState::Taking { .. }) => Ok(known),
-            _ => Err(Failed::Lost(format!("store {:?} does not take the unit", store.name()))),
+    /// The fence of the etcd, while this coordinator takes the unit in its term. Forgets what was brought if another
+    /// coordinator has taken the unit since.
+    async fn taking(&self, brought: &mut Brought) -> Result<Arc<Known>, Failed> {
+        let (store, by) = (self.follower(), self.fenced_unit());
+        for _ in 0..TRIES {
+            let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
+            let Some(term) = known.doc.taken_in(&by)? else { break };
+            if brought.term != Some(term) {
+                *brought = Brought { term: Some(term), through: None };
+            }
+            if term == by.term {
+                return Ok(known);
+            }
+            let mut doc = known.doc.clone();
+            doc.take(&by)?;
+            if write_fence(store, known.mod_revision, &doc).await?.is_some() {
+                brought.term = Some(by.term);
+            }
         }
+        Err(Failed::Lost(format!("store {:?} does not take the unit", store.name())))
     }
 
     /// The keys of the unit at a store, but the fence.
@@ -138,12 +151,12 @@ impl UnitSteps<'_, Arc<Mover>> {
 
     /// Copies the unit, unless that is done.
     async fn copy_in(&self) -> Result<(), Failed> {
-        let through = self.stores.taken.unit(self.id, &self.call.unit);
-        let mut through = through.lock().await;
-        if through.is_some() {
+        let brought = self.stores.taken.unit(self.id, &self.call.unit);
+        let mut brought = brought.lock().await;
+        let known = self.taking(&mut brought).await?;
+        if brought.through.is_some() {
             return Ok(());
         }
-        let known = self.taking().await?;
         self.empty(&known).await?;
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
         let mut copied = self.stores.copy(self.source(), request).await?;
@@ -169,7 +182,7 @@ impl UnitSteps<'_, Arc<Mover>> {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", self.names().0)));
         }
         self.stores.copied(sent, self.stores.now().saturating_sub(began));
-        *through = Some(Revision(at));
+        brought.through = Some(Revision(at));
         Ok(())
     }
 
@@ -189,13 +202,13 @@ impl UnitSteps<'_, Arc<Mover>> {
     /// the source told so.
     async fn follow_in(
         &self,
-        through: &mut Option<Revision>,
+        brought: &mut Brought,
         goal: Option<Revision>,
         end: Duration,
     ) -> Result<Option<Duration>, Failed> {
-        let known = self.taking().await?;
+        let known = self.taking(brought).await?;
         loop {
-            let Some(from) = *through else {
+            let Some(from) = brought.through else {
                 return Err(Failed::Lost(format!("store {:?} has no whole copy", self.names().1)));
             };
             let tail = pb::TailRequest { unit: Some(on_wire(&self.call.unit)), start: from.next().get() };
@@ -207,7 +220,7 @@ impl UnitSteps<'_, Arc<Mover>> {
                 _ => return Err(Failed::Other(format!("store {:?} said nothing", self.names().0))),
             };
             if said.compacted > 0 {
-                *through = None;
+                brought.through = None;
                 return Err(Failed::Lost(format!("its history at store {:?} is compacted", self.names().0)));
             }
             let watermark = Revision::from_wire(said.watermark.max(said.moved));
@@ -222,7 +235,7 @@ impl UnitSteps<'_, Arc<Mover>> {
                 changes.insert(kv.key, is_put.then_some((kv.value, kv.lease)));
             }
             self.apply(&known, changes).await?;
-            *through = watermark.or(last).max(*through);
+            brought.through = watermark.or(last).max(brought.through);
             if watermark.is_some_and(|watermark| goal.is_none_or(|goal| watermark >= goal)) {
                 return Ok(Some(heard));
             }
@@ -233,18 +246,18 @@ impl UnitSteps<'_, Arc<Mover>> {
     }
 
     async fn tail_in(&self) -> Result<Answer, Failed> {
-        let through = self.stores.taken.unit(self.id, &self.call.unit);
-        let mut through = through.lock().await;
+        let brought = self.stores.taken.unit(self.id, &self.call.unit);
+        let mut brought = brought.lock().await;
         let began = self.stores.now();
-        let heard = self.follow_in(&mut through, None, began + ROUND_MAX).await?;
+        let heard = self.follow_in(&mut brought, None, began + ROUND_MAX).await?;
         Ok(Answer::Followed { lag: self.stores.now().saturating_sub(heard.unwrap_or(began)) })
     }
 
     async fn last_in(&self) -> Result<Answer, Failed> {
-        let through = self.stores.taken.unit(self.id, &self.call.unit);
-        let mut through = through.lock().await;
+        let brought = self.stores.taken.unit(self.id, &self.call.unit);
+        let mut brought = brought.lock().await;
         let end = self.stores.now() + CALL_MAX;
-        match self.follow_in(&mut through, Some(self.call.final_revision), end).await? {
+        match self.follow_in(&mut brought, Some(self.call.final_revision), end).await? {
             Some(_) => Ok(Answer::Done),
             None => {
                 Err(Failed::Other(format!("the tail of store {:?} did not come to its end", self.names().0)))
@@ -254,12 +267,12 @@ impl UnitSteps<'_, Arc<Mover>> {
 
     /// Compares keys, values and leases of both sides. Nothing is brought meanwhile.
     async fn verify_in(&self) -> Result<(), Failed> {
-        let through = self.stores.taken.unit(self.id, &self.call.unit);
+        let brought = self.stores.taken.unit(self.id, &self.call.unit);
         let mut different = String::new();
         for _ in 0..COMPARISONS {
-            let mut through = through.lock().await;
-            self.follow_in(&mut through, None, self.stores.now() + ROUND_MAX).await?;
-            let at = through.unwrap_or(Revision::ZERO);
+            let mut brought = brought.lock().await;
+            self.follow_in(&mut brought, None, self.stores.now() + ROUND_MAX).await?;
+            let at = brought.through.unwrap_or(Revision::ZERO);
             match self.difference(at).await? {
                 None => return Ok(()),
                 Some(key) => {
@@ -269,7 +282,7 @@ impl UnitSteps<'_, Arc<Mover>> {
                         format!("stores {owner:?} and {follower:?} differ at revision {at} at key {key:?}");
                 }
             }
-            drop(through);
+            drop(brought);
             self.stores.pause(PAUSE).await;
         }
         Err(Failed::Different(different))
@@ -369,8 +382,10 @@ impl LegSteps<Arc<Mover>> {
     async fn seal_to_etcd(&self) -> Result<Each<Answer>, Failed> {
         let follower = self.follower();
         for call in &self.calls {
-            let through = self.stores.taken.unit(self.id, &call.unit);
-            let has_all = through.lock().await.is_some_and(|through| through >= call.final_revision);
+            let brought = self.stores.taken.unit(self.id, &call.unit);
+            let mut brought = brought.lock().await;
+            self.unit(call).taking(&mut brought).await?;
+            let has_all = brought.through.is_some_and(|through| through >= call.final_revision);
             if !has_all {
                 return Err(Failed::Restarted("this router did not bring all of it".to_owned()));
             }
@@ -425,10 +440,11 @@ impl LegSteps<Arc<Mover>> {
         let follower = self.follower();
         for call in &self.calls {
             let unit = self.unit(call);
-            if let Ok(known) = unit.taking().await {
-                self.stores.taken.forget(self.id, &call.unit);
+            let brought = self.stores.taken.unit(self.id, &call.unit);
+            if let Ok(known) = unit.taking(&mut *brought.lock().await).await {
                 unit.empty(&known).await?;
             }
+            self.stores.taken.forget(self.id, &call.unit);
         }
         self.fence_done(follower, |doc, by, _| doc.leave(by).map(drop)).await
     }
