@@ -75,7 +75,7 @@ async fn make(folder: &Path, state: &ClusterState, parts: BTreeMap<String, Part>
     Ok(())
 }
 
-/// What a store gets.
+/// The keys and leases of one store.
 struct Part {
     slot: Slot,
     contents: Contents,

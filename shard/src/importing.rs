@@ -60,14 +60,12 @@ pub async fn write(store: &Store<'_>, contents: Contents) -> anyhow::Result<()> 
     let options = Options {
         name: Some(store.name.to_owned()),
         data_dir: Some(store.directory.to_owned()),
-        // Whatever the modes are to be, the import must be on disk.
-        durability: Some("fsync".to_owned()),
-        durability_of: Some(String::new()),
         etcd_prefix: Some(store.etcd_prefix.to_owned()),
         ..Options::default()
     };
     let mut settings = Settings::resolve(Args { options, ..Args::default() })?;
     settings.slot = store.slot;
+    // Whatever the modes are to be, the import must be on disk.
     settings.durability.default = Durability::Fsync;
     settings.durability.of.clear();
     settings.quota_bytes = Some(0);

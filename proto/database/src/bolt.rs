@@ -9,7 +9,7 @@ mod read;
 mod write;
 
 pub use read::Reader;
-pub use write::{Bucket, Items, Plan};
+pub use write::{Bucket, Items, Pairs, Plan};
 
 /// The page size that is written. Readers take any.
 pub const PAGE_BYTES: usize = 4096;

@@ -1,7 +1,7 @@
-//! What etcd keeps in the buckets of its database (`server/storage/schema`, `server/storage/mvcc/revision.go`,
+//! The buckets of etcd's database and their contents (`server/storage/schema`, `server/storage/mvcc/revision.go`,
 //! `server/lease/leasepb`).
 //!
-//! What is written is of the schema of etcd 3.5, which 3.5 and all later ones read: the term, the state of the members and
+//! A file is written in the schema of etcd 3.5, which 3.5 and all later ones read: the term, the state of the members and
 //! the index of a log that nobody needs, as `etcdutl snapshot restore` begins a new one. History is compacted up to the
 //! revision of the snapshot, and that is then the current revision.
 
@@ -15,7 +15,7 @@ use kindred_proto::mvccpb::KeyValue;
 use prost::Message as _;
 use ring::digest;
 
-use crate::bolt::{BoltError, Bucket, Items, Plan, Reader};
+use crate::bolt::{BoltError, Bucket, Items, Pairs, Plan, Reader};
 use crate::spool::Spooled;
 
 const KEY: &str = "key";
@@ -38,7 +38,7 @@ const SECTOR_BYTES: u64 = 512;
 pub struct Lease {
     pub id: i64,
     pub ttl: i64,
-    /// What is left of it; 0 if that is not known.
+    /// The time that is left; 0 if that is not known.
     pub remaining: i64,
 }
 
@@ -105,28 +105,6 @@ impl Items for Keys<'_> {
     }
 }
 
-/// Items that are in memory.
-struct Small(Vec<(Vec<u8>, Vec<u8>)>);
-
-impl Items for Small {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn key(&self, at: usize, out: &mut Vec<u8>) {
-        out.extend(&self.0[at].0);
-    }
-
-    fn value_bytes(&self, at: usize) -> usize {
-        self.0[at].1.len()
-    }
-
-    fn value(&self, at: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        out.extend(&self.0[at].1);
-        Ok(())
-    }
-}
-
 /// Writes a snapshot, with the checksum behind it. `begin` is told its size, and returns where it goes.
 ///
 /// # Errors
@@ -153,8 +131,8 @@ pub fn write<W: Write>(
         (SCHEDULED, compacted),
         ("term", number),
     ];
-    let meta = Small(meta.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect());
-    let (leases, nothing, keys) = (Small(leases), Small(Vec::new()), Keys { spooled });
+    let meta = Pairs(meta.into_iter().map(|(key, value)| (key.as_bytes().to_vec(), value)).collect());
+    let (leases, nothing, keys) = (Pairs(leases), Pairs(Vec::new()), Keys { spooled });
     let mut buckets: Vec<Bucket<'_>> =
         OTHERS.into_iter().map(|name| Bucket { name, items: &nothing }).collect();
     buckets.push(Bucket { name: KEY, items: &keys });

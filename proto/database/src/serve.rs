@@ -21,6 +21,8 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_proto::mvccpb::KeyValue;
 use kindred_transport::server::Services;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
@@ -37,6 +39,8 @@ const AHEAD: usize = 4;
 const LEASES_AT_ONCE: usize = 32;
 /// Renewals during the lifetime of a snapshot, so that several may fail.
 const RENEWALS: u32 = 6;
+/// The time that a client may take to read a message. One that reads nothing keeps others from their turn.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The TTL of a lease that has ended since, in seconds.
 const ENDED_TTL_S: i64 = 1;
 
@@ -132,7 +136,12 @@ impl<S: Services> Sender<S> {
         let leases = self.leases(&spooled.leases).await?;
         let answers = answers.clone();
         let written = tokio::task::spawn_blocking(move || {
-            etcd::write(&spooled, &leases, revision, |left| Chunks { answers, chunk: BytesMut::new(), left })
+            etcd::write(&spooled, &leases, revision, |left| Chunks {
+                answers,
+                chunk: BytesMut::new(),
+                left,
+                patience: PATIENCE,
+            })
         });
         written.await.map_err(|error| Status::internal(error.to_string()))?.map_err(|error| no_room(&error))
     }
@@ -224,6 +233,7 @@ struct Chunks {
     chunk: BytesMut,
     /// The bytes of the whole that are not sent yet.
     left: u64,
+    patience: Duration,
 }
 
 impl Chunks {
@@ -231,7 +241,12 @@ impl Chunks {
         self.left = self.left.saturating_sub(blob.len() as u64);
         // The version is that of the storage, which has none before etcd 3.6.
         let answer = SnapshotResponse { remaining_bytes: self.left, blob, ..SnapshotResponse::default() };
-        self.answers.blocking_send(Ok(answer)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+        // A thread for blocking work may wait for the runtime.
+        let sent = Handle::current().block_on(self.answers.send_timeout(Ok(answer), self.patience));
+        sent.map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => io::ErrorKind::TimedOut.into(),
+            SendTimeoutError::Closed(_) => io::ErrorKind::BrokenPipe.into(),
+        })
     }
 }
 
@@ -248,5 +263,23 @@ impl Write for Chunks {
     fn flush(&mut self) -> io::Result<()> {
         let rest = std::mem::take(&mut self.chunk).freeze();
         if rest.is_empty() { Ok(()) } else { self.send(rest) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_that_reads_nothing_is_given_up() {
+        let (answers, mut read) = mpsc::channel(1);
+        let chunks = Chunks { answers, chunk: BytesMut::new(), left: 9, patience: Duration::from_millis(20) };
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut chunks = chunks;
+            (0..3).try_for_each(|_| chunks.write_all(b"abc").and_then(|()| chunks.flush()))
+        });
+        assert_eq!(writing.await.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let first = read.recv().await.unwrap().unwrap();
+        assert_eq!((&first.blob[..], first.remaining_bytes), (&b"abc"[..], 6));
     }
 }

@@ -340,19 +340,19 @@ impl FenceDoc {
         Ok(())
     }
 
-    /// Gives up taking a unit. Returns whether it was being taken, and so may have keys here that nobody serves.
+    /// Gives up taking a unit. Does nothing if it is not being taken.
     ///
     /// # Errors
     /// When the term is outdated.
-    pub fn leave(&mut self, by: &FencedUnit) -> Result<bool, FenceError> {
+    pub fn leave(&mut self, by: &FencedUnit) -> Result<(), FenceError> {
         match self.of(by) {
-            Err(FenceError::Unknown(_)) => return Ok(false),
+            Err(FenceError::Unknown(_)) => return Ok(()),
             Err(refused) => return Err(refused),
-            Ok(record) if !matches!(record.state, FenceState::Taking { .. }) => return Ok(false),
+            Ok(record) if !matches!(record.state, FenceState::Taking { .. }) => return Ok(()),
             Ok(_) => {}
         }
         self.records.retain(|record| record.id != by.id || record.transfer.unit != by.transfer.unit);
-        Ok(true)
+        Ok(())
     }
 
     /// Ends the move of a unit. A unit that has moved stays refused for ever; an open one is forgotten.
@@ -433,8 +433,8 @@ mod tests {
         assert!(doc.open(&by(2, 1)).is_err(), "not all of it is here");
         assert!(doc.take(&by(3, 1)).is_err(), "one move at a time");
         assert_eq!((doc.taken_in(&by(2, 2)), doc.taken_in(&by(3, 1))), (Ok(Some(Term(1))), Ok(None)));
-        assert_eq!(doc.leave(&by(2, 2)), Ok(true));
-        assert_eq!(doc.leave(&by(2, 2)), Ok(false));
+        doc.leave(&by(2, 2)).unwrap();
+        doc.leave(&by(2, 2)).unwrap();
         assert_eq!(doc, given_away, "as it was");
         doc.take(&by(2, 3)).unwrap();
         assert!(matches!(doc.seal(&by(2, 2), Revision(9)), Err(FenceError::Stale { .. })));

@@ -1,32 +1,11 @@
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use proptest::prelude::*;
 
 use super::*;
 
 type KeysAndValues = Vec<(Vec<u8>, Vec<u8>)>;
-
-struct Pairs(KeysAndValues);
-
-impl Items for Pairs {
-    fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    fn key(&self, at: usize, out: &mut Vec<u8>) {
-        out.extend(&self.0[at].0);
-    }
-
-    fn value_bytes(&self, at: usize) -> usize {
-        self.0[at].1.len()
-    }
-
-    fn value(&self, at: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        out.extend(&self.0[at].1);
-        Ok(())
-    }
-}
 
 fn written(buckets: &[(&'static str, Pairs)]) -> Vec<u8> {
     let plan = Plan::new(buckets.iter().map(|(name, items)| Bucket { name, items }).collect());

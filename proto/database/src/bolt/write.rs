@@ -28,6 +28,28 @@ pub trait Items {
     fn value(&self, at: usize, out: &mut Vec<u8>) -> io::Result<()>;
 }
 
+/// Items that are in memory: keys with their values.
+pub struct Pairs(pub Vec<(Vec<u8>, Vec<u8>)>);
+
+impl Items for Pairs {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn key(&self, at: usize, out: &mut Vec<u8>) {
+        out.extend(&self.0[at].0);
+    }
+
+    fn value_bytes(&self, at: usize) -> usize {
+        self.0[at].1.len()
+    }
+
+    fn value(&self, at: usize, out: &mut Vec<u8>) -> io::Result<()> {
+        out.extend(&self.0[at].1);
+        Ok(())
+    }
+}
+
 /// A bucket to write.
 pub struct Bucket<'a> {
     pub name: &'static str,
@@ -224,7 +246,7 @@ impl Page {
         Self { bytes: header(id, kind, count, pages), data: Vec::new(), pages, elements: count, done: 0 }
     }
 
-    /// Where the next element's data begins, counted from that element.
+    /// The place at which the next element's data begins, counted from that element.
     fn position(&self) -> u32 {
         let elements_left = self.elements - self.done;
         u32::try_from(elements_left * ELEMENT_BYTES + self.data.len()).unwrap_or(u32::MAX)

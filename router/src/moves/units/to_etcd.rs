@@ -446,6 +446,6 @@ impl LegSteps<Arc<Mover>> {
             }
             self.stores.taken.forget(self.id, &call.unit);
         }
-        self.fence_done(follower, |doc, by, _| doc.leave(by).map(drop)).await
+        self.fence_done(follower, |doc, by, _| doc.leave(by)).await
     }
 }
