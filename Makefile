@@ -1,5 +1,9 @@
 # Two commands matter: `make run` and `make test`. The rest is for those who change kindred.
 CARGO ?= cargo
+# Nothing is built twice there, and what rustc keeps for a second build takes more room than the build itself.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 # Tests keep their directories in memory where it has 8 GiB for them: a disk that stands still for seconds, as after a
