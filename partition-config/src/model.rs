@@ -76,6 +76,9 @@ pub struct StoreConfig {
     /// The standbys of a shard. Absent, the shard is the only copy of its Kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<StandbyConfig>,
+    /// Whether others still use a stock etcd directly. Nothing moves away from it until `kindred adopt finish`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopting: bool,
 }
 
 /// The standbys of a shard (R18 to R20). Each is a shard that was started with `--standby-of`.

@@ -297,14 +297,19 @@ impl ClusterState {
             }
         };
         for transfer in transfers {
-            if self.is_etcd(transfer.to) {
+            if self.stores.get(usize::from(transfer.from.0)).is_some_and(|store| store.adopting) {
+                let message =
+                    "it is being adopted: others may still use it directly, and would lose what they write";
+                add(
+                    transfer.from,
+                    message,
+                    "point every apiserver at kindred, then run kindred adopt finish",
+                );
+            } else if self.is_etcd(transfer.to) {
                 let of_kind = |other: &&Transfer| other.kind == transfer.kind;
                 let sources: BTreeSet<_> =
                     transfers.iter().filter(of_kind).map(|other| (other.from, other.to)).collect();
-                if self.is_etcd(transfer.from) {
-                    let message = "it is a stock etcd, and no live move goes from one to another";
-                    add(transfer.to, message, "move the Kind to a shard first");
-                } else if sources.len() > 1 || transfer.unit.buckets.is_some() {
+                if sources.len() > 1 || transfer.unit.buckets.is_some() {
                     let message = "it is a stock etcd, and a Kind moves to one from a single shard";
                     add(transfer.to, message, "move the Kind to one shard first, and from there to the etcd");
                 }

@@ -192,6 +192,10 @@ pub(crate) fn stores(
             errors.add(format!("{path}.endpoints"), "a stock etcd needs an endpoint", "add its client URLs");
         }
         endpoints(&store.endpoints, &path, errors);
+        if store.adopting && store.store_type != StoreType::Etcd {
+            let message = "only a stock etcd is adopted";
+            errors.add(format!("{path}.adopting"), message, "leave the field out, or set type: etcd");
+        }
         if let Some(standby) = &store.standby {
             standbys(store, standby, &path, errors);
         }

@@ -1,5 +1,6 @@
 //! The admin port: probes, metrics, and the API over stores, partitions, moves and snapshots.
 
+mod adoption;
 mod api;
 pub mod changes;
 mod durability;
@@ -68,6 +69,12 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
     let Parts { mover, snapshots, drain, .. } = parts;
     let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
     let routing = mover.routing.clone();
+    let adopting = mover.clone();
+    let adoption = move || {
+        let state = adopting.keeper.cluster.state();
+        let is_adopting = |at: usize| state.stores.get(at).is_some_and(|known| known.adopting);
+        std::future::ready(Json(adoption::shown(&adopting.identity.name, &adopting.stores, is_adopting)))
+    };
     let list_stores = move || std::future::ready(Json(list_stores(&stores.stores, &stores.routing)));
     let shown_status = move || std::future::ready(Json(shown_status(&status)));
     let failing = mover.clone();
@@ -87,6 +94,7 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
         .route("/api/v1/stores", get(list_stores))
         .route("/api/v1/status", get(shown_status))
         .route("/api/v1/partitions", get(list_partitions))
+        .route("/api/v1/adoption", get(adoption))
         .route(
             "/api/v1/durability",
             get(move || {

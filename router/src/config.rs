@@ -17,7 +17,7 @@ use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
-use kindred_transport::tls::{ClientTls, MetaTlsArgs, ServerTls, ServerTlsArgs, StoreTlsArgs};
+use kindred_transport::tls::{ClientTls, EtcdTlsArgs, MetaTlsArgs, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::who::Secret;
 use kindred_transport::{Endpoint, ListenAddr};
 
@@ -106,6 +106,9 @@ pub struct Args {
     /// TLS towards stores.
     #[command(flatten)]
     pub store_tls: StoreTlsArgs,
+    /// TLS towards stock etcds.
+    #[command(flatten)]
+    pub etcd_tls: EtcdTlsArgs,
     /// TLS towards the meta store.
     #[command(flatten)]
     pub meta_tls: MetaTlsArgs,
@@ -150,6 +153,8 @@ pub struct Settings {
     pub max_request_bytes: usize,
     pub tls: Option<ServerTls>,
     pub store_tls: Option<ClientTls>,
+    /// TLS towards stock etcds, if it is not that towards stores.
+    pub etcd_tls: Option<ClientTls>,
     /// TLS towards the meta store, if it is not that towards stores.
     pub meta_tls: Option<ClientTls>,
     /// The meta store; without one the configuration is fixed.
@@ -201,14 +206,15 @@ impl Args {
         let tls = errors.keep(self.tls.load());
         let store_tls = errors.keep(self.store_tls.load());
         let meta_tls = errors.keep(self.meta_tls.load());
+        let etcd_tls = errors.keep(self.etcd_tls.load());
         let secret = self.cluster_secret_file.as_deref();
         let secret = secret.and_then(|path| errors.keep(Secret::read("--cluster-secret-file", path)));
         let meta = self.meta_settings(&mut errors);
         let stores = self
             .file(&mut errors)
             .and_then(|config| Some((placed(&config, meta.is_some(), &mut errors)?, config)));
-        let tls = tls.zip(store_tls).zip(meta_tls);
-        if let (true, Some(admin), Some(((tls, store_tls), meta_tls)), Some((placed, config))) =
+        let tls = tls.zip(store_tls).zip(meta_tls).zip(etcd_tls);
+        if let (true, Some(admin), Some((((tls, store_tls), meta_tls), etcd_tls)), Some((placed, config))) =
             (errors.is_empty(), admin, tls, stores)
         {
             let (stores, default, routes) = placed;
@@ -234,6 +240,7 @@ impl Args {
                 max_request_bytes: self.max_request_bytes,
                 tls,
                 store_tls,
+                etcd_tls,
                 meta_tls,
                 meta,
                 moves: moves::Settings {

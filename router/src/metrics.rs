@@ -58,6 +58,7 @@ const IN_SYNC: &str = "kindred_router_store_standbys_in_sync";
 const STANDBY_TROUBLE: &str = "kindred_router_store_standby_trouble";
 const FAILOVERS: &str = "kindred_router_failovers_total";
 const UNSOUND: &str = "kindred_router_cluster_state_problems";
+const BYPASSED: &str = "kindred_router_bypassed_writes_total";
 const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
 /// etcd's own name; here it is 1 while any store can be reached.
 const HAS_LEADER: &str = "etcd_server_has_leader";
@@ -115,6 +116,12 @@ const DEFINITIONS: &[Definition] = &[
         name: FAILOVERS,
         unit: Unit::Count,
         help: "Standbys of the store that this router told to serve.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: BYPASSED,
+        unit: Unit::Count,
+        help: "Writes of others to a stock etcd, of keys that have moved away from it; they are lost.",
         kind: Kind::Counter,
     },
     Definition {
@@ -368,6 +375,11 @@ fn observe_members(store: &Store) {
     set(IN_SYNC, shown.in_sync as f64);
     set(STANDBY_TROUBLE, f64::from(u8::from(shown.trouble.is_some())));
     counter!(FAILOVERS, "store" => store.name().to_owned()).absolute(members.failovers());
+}
+
+/// Counts a write that bypassed the routers.
+pub fn bypassed(store: &Store) {
+    counter!(BYPASSED, "store" => store.name().to_owned()).increment(1);
 }
 
 /// An offset in seconds; NaN if unknown.

@@ -99,6 +99,7 @@ pub async fn bind(
 
     let options = ConnectOptions {
         tls: settings.store_tls,
+        tls_outside: settings.etcd_tls,
         secret: settings.secret,
         network: settings.network,
         ..ConnectOptions::default()

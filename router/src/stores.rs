@@ -17,6 +17,7 @@ pub mod monitor;
 pub mod pool;
 pub mod releases;
 pub mod state;
+pub mod writes;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -53,6 +54,7 @@ use modes::ToldCell;
 use pool::{Pool, Pooled};
 use releases::Releases;
 use state::{Phase, StateCell};
+use writes::Writes;
 
 /// The configuration of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,7 +113,7 @@ impl Link {
     fn new(spec: StoreSpec, Linking { connector, workers }: &Linking) -> Result<Self, ConnectError> {
         let connector = match spec.kind {
             StoreKind::Shard => connector,
-            StoreKind::Etcd => &connector.without_secret(),
+            StoreKind::Etcd => &connector.outside(),
         };
         // A store without an address gets one to which every connect fails at once.
         let nowhere = [Endpoint::unix("/dev/null/no-address-yet")];
@@ -175,6 +177,7 @@ pub struct Store {
     releases: Releases,
     told: ToldCell,
     fence: FenceCell,
+    writes: Writes,
     /// The highest revision that clients were shown from this store.
     shown: AtomicI64,
     /// A revision at or above the first one of its present incarnation.
@@ -202,6 +205,7 @@ impl Store {
             releases: Releases::default(),
             told: ToldCell::default(),
             fence: FenceCell::default(),
+            writes: Writes::default(),
             shown: AtomicI64::new(0),
             begun: AtomicI64::new(0),
         })
@@ -306,6 +310,12 @@ impl Store {
         let news = *trouble != said;
         said.clone_into(&mut trouble);
         news
+    }
+
+    /// Who writes to it, if it is a stock etcd that is being adopted.
+    #[must_use]
+    pub fn writes(&self) -> &Writes {
+        &self.writes
     }
 
     /// Whether the store was removed from the configuration. It keeps its place in the list.

@@ -313,6 +313,7 @@ async fn f51_a_restart_with_other_addresses_loses_nobodys_change() {
     let added = |state: &ClusterState| {
         let store = kindred_partition_config::model::StoreConfig {
             standby: None,
+            adopting: false,
             name: StoreName("c".to_owned()),
             slot: None,
             endpoints: vec!["127.0.0.1:1".to_owned()],

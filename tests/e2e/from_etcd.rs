@@ -507,6 +507,47 @@ fn r13_a_router_that_does_not_hear_of_the_move_can_neither_write_nor_read_at_the
     });
 }
 
+/// A client that still writes to the etcd what has moved away is found and named, also if no router ran then.
+#[test]
+fn who_bypasses_the_routers_is_found() {
+    scenario::run("bypass", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir).await?;
+        let mut one = cluster.router("one", "").await?;
+        let (client, direct) = (Client::connect(&one.address).await?, cluster.old.client().await?);
+        put(&client, &format!("{PODS}a/b"), "1").await?;
+        let id = begin(&one.admin).await?;
+        one.admin.until(id, STEP_LIMIT, |shown| shown["phase"] == "Done").await?;
+        let told = |count: u64, key: &'static str| {
+            let admin = one.admin.clone();
+            async move {
+                wait_for("a warning", STEP_LIMIT, || async {
+                    let (_, said) = admin.ask("GET", "/readyz?verbose", "").await?;
+                    let wanted = format!("{count} writes of others to keys that have moved away");
+                    Ok((said.contains(&wanted) && said.contains(key)).then_some(()))
+                })
+                .await
+            }
+        };
+        put(&client, &format!("{PODS}a/b"), "2").await?;
+        put(&direct, "/registry/secrets/a/other", "not moved").await?;
+        put(&direct, &format!("{PODS}a/stray"), "lost").await?;
+        told(1, "pods/a/stray").await?;
+        one.process.stop().await?;
+        put(&direct, &format!("{PODS}a/later"), "lost").await?;
+        one.process.restart().await?;
+        let one =
+            Router { admin: Admin::at(&one.process.ready_field("admin")?.replace("http://", "")), ..one };
+        wait_for("a warning", STEP_LIMIT, || async {
+            let (_, said) = one.admin.ask("GET", "/readyz?verbose", "").await?;
+            Ok((said.contains("2 writes of others") && said.contains("pods/a/later")).then_some(()))
+        })
+        .await?;
+        let metrics = one.admin.ask("GET", "/metrics", "").await?.1;
+        ensure!(metrics.contains("kindred_router_bypassed_writes_total{store=\"old\"} 2"), "{metrics}");
+        Ok(())
+    });
+}
+
 /// The coordinator dies directly before or after the freeze, or after the decision. The other router ends the move: it
 /// gives up an undecided attempt and makes the next.
 #[test]

@@ -28,6 +28,12 @@ impl Admin {
         Self { address: address.to_owned(), tls: None }
     }
 
+    /// `host:port` of the admin port.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
     /// For an admin port at `host:port`, with TLS.
     ///
     /// # Errors

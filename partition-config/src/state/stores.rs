@@ -45,6 +45,9 @@ pub struct StoreObject {
     /// kept after that, because the heir keeps what it inherited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_heir: Option<u16>,
+    /// Whether others still use this stock etcd directly, so that nothing may move away from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopting: bool,
     /// The slots of earlier heirs, the latest last. They keep what they inherited.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lease_heirs_before: Vec<u16>,
@@ -83,6 +86,7 @@ impl StoreObject {
             uuid: None,
             opens_at: None,
             lease_heir: None,
+            adopting: config.adopting,
             lease_heirs_before: Vec::new(),
             state: StoreState::Active,
             resource_version,
@@ -98,6 +102,7 @@ impl StoreObject {
             endpoints: self.endpoints.clone(),
             store_type: self.store_type,
             standby: self.standby.clone(),
+            adopting: self.adopting,
         }
     }
 }
@@ -301,6 +306,15 @@ impl ClusterState {
     pub fn activate_store(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
         let (at, _) = self.known(name)?;
         Ok(self.with_store(at, |store| store.state = StoreState::Active))
+    }
+
+    /// Ends the adoption of a stock etcd: whoever used it directly now uses a router.
+    ///
+    /// # Errors
+    /// When there is no such store.
+    pub fn finish_adoption(&self, name: &StoreName) -> Result<Self, Vec<FieldError>> {
+        let (at, _) = self.known(name)?;
+        Ok(self.with_store(at, |store| store.adopting = false))
     }
 
     /// Removes a store. Its index and its slot stay taken.

@@ -203,6 +203,21 @@ fn a_kind_leaves_a_stock_etcd_whole_and_for_one_shard() {
     assert_eq!(brief(&whole.move_kind("pods", &name("a")).unwrap()), brief_of_pods("e>a"));
 }
 
+#[test]
+fn nothing_leaves_an_etcd_that_others_may_still_use() {
+    let text = "default: e\nstores: [{name: a, slot: 1}, {name: f, type: etcd, endpoints: ['http://h:2']}, \
+                {name: e, type: etcd, endpoints: ['http://h:1'], adopting: true}]\npartitions: []\n";
+    let adopting = ClusterState::bootstrap(&parse_config(text).unwrap()).unwrap();
+    for to in ["a", "f"] {
+        let refused = adopting.move_kind("pods", &name(to)).unwrap_err();
+        assert!(refused[0].to_string().contains("kindred adopt finish"), "{refused:?}");
+        assert!(adopting.drain_store(&name("e"), Some(&name(to))).is_err());
+    }
+    let adopted = adopting.finish_adoption(&name("e")).unwrap();
+    assert_eq!(brief(&adopted.move_kind("pods", &name("a")).unwrap()), brief_of_pods("e>a"));
+    assert!(adopting.finish_adoption(&name("x")).is_err());
+}
+
 fn brief_of_pods(way: &str) -> [String; 2] {
     ["/registry/pods", "/registry/pods/"].map(|start| format!("{start} {way}"))
 }
@@ -291,6 +306,7 @@ fn stores_come_with_a_slot_of_their_own_and_go_when_they_own_nothing() {
     let before = state(&["resource: pods, serviceGroupId: b"]);
     let new = |name: &str, slot| StoreConfig {
         standby: None,
+        adopting: false,
         name: StoreName(name.to_owned()),
         slot,
         endpoints: vec![],
@@ -336,6 +352,7 @@ fn slots_run_out() {
     let mut state = state(&[]);
     let new = |at: usize| StoreConfig {
         standby: None,
+        adopting: false,
         name: StoreName(format!("s{at}")),
         slot: None,
         endpoints: vec![],
@@ -547,6 +564,7 @@ fn f30_a_slot_is_given_once_and_the_end_of_them_is_told() {
     let new = name("new");
     let shard = |slot: Option<u32>| StoreConfig {
         standby: None,
+        adopting: false,
         name: name("new"),
         slot,
         endpoints: Vec::new(),

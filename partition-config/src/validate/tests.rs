@@ -142,6 +142,13 @@ fn f28_a_field_that_would_do_nothing_is_refused() {
 }
 
 #[test]
+fn only_a_stock_etcd_is_adopted() {
+    let mut config = config(&["resource: pods, serviceGroupId: b"]);
+    config.stores[1].adopting = true;
+    assert_eq!(validate(&config).unwrap_err()[0].path, "stores[1].adopting");
+}
+
+#[test]
 fn a_durability_is_one_of_three_words_and_a_stock_etcd_has_its_own() {
     let check = |durability: &str, store: StoreType| {
         let mut config = config(&[&format!("resource: pods, serviceGroupId: b, durability: {durability}")]);

@@ -51,6 +51,8 @@ pub struct ConnectOptions {
     /// The TLS settings. If there are any, endpoints without scheme use TLS; if there are none, `https://`
     /// endpoints use the system's roots.
     pub tls: Option<ClientTls>,
+    /// The TLS settings for peers outside the cluster, if they are others.
+    pub tls_outside: Option<ClientTls>,
     /// The time limit for DNS, TCP and TLS together, for each endpoint.
     pub connect_timeout: Duration,
     /// The silence after which a keepalive ping is sent.
@@ -71,6 +73,7 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             tls: None,
+            tls_outside: None,
             connect_timeout: Duration::from_secs(3),
             // etcd closes connections that ping more often than every 5 s.
             keepalive_interval: Duration::from_secs(10),
@@ -141,10 +144,11 @@ impl Connector {
         Self::new(ConnectOptions { tls, ..ConnectOptions::default() })
     }
 
-    /// A connector without the secret, for peers outside the cluster.
+    /// A connector for peers outside the cluster: with their TLS, and without the secret.
     #[must_use]
-    pub fn without_secret(&self) -> Self {
-        Self::new(ConnectOptions { secret: None, ..self.options.clone() })
+    pub fn outside(&self) -> Self {
+        let tls = self.options.tls_outside.clone().or_else(|| self.options.tls.clone());
+        Self::new(ConnectOptions { tls, secret: None, ..self.options.clone() })
     }
 
     /// A channel to one peer. It connects at its first request, and needs a tokio runtime.

@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 
-pub use client::{ClientTls, ClientTlsArgs, ClientTlsSettings, MetaTlsArgs, StandbyTlsArgs, StoreTlsArgs};
+pub use client::{
+    ClientTls, ClientTlsArgs, ClientTlsSettings, EtcdTlsArgs, MetaTlsArgs, StandbyTlsArgs, StoreTlsArgs,
+};
 pub use peer::ClientIdentity;
 pub use server::{ServerFlags, ServerTls, ServerTlsArgs, ServerTlsSettings};
 

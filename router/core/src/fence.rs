@@ -159,6 +159,21 @@ impl FenceDoc {
             .min()
     }
 
+    /// The ranges that have moved away and are not being taken back.
+    #[must_use]
+    pub fn moved(&self) -> Vec<KeyRange> {
+        let units = |wanted: fn(&FenceState) -> bool| {
+            self.records
+                .iter()
+                .filter(move |record| wanted(&record.state))
+                .map(|record| &record.transfer.unit)
+        };
+        let taken: Vec<_> = units(|state| matches!(state, FenceState::Taking { .. })).collect();
+        let moved = units(|state| matches!(state, FenceState::Moved { .. }));
+        let stays = moved.filter(|unit| !taken.iter().any(|taken| taken.overlaps_unit(unit)));
+        stays.map(|unit| unit.range.clone()).collect()
+    }
+
     /// The state of a unit in a move's record.
     #[must_use]
     pub fn state(&self, id: MoveId, unit: &Unit) -> Option<FenceState> {
@@ -430,6 +445,7 @@ mod tests {
         let given_away = doc.clone();
         doc.take(&by(2, 1)).unwrap();
         assert_eq!(doc.refuses(KEY, b""), Some(Epoch::NONE), "while it is being decided");
+        assert_eq!((given_away.moved().len(), doc.moved().len()), (1, 0));
         assert!(doc.open(&by(2, 1)).is_err(), "not all of it is here");
         assert!(doc.take(&by(3, 1)).is_err(), "one move at a time");
         assert_eq!((doc.taken_in(&by(2, 2)), doc.taken_in(&by(3, 1))), (Ok(Some(Term(1))), Ok(None)));

@@ -137,6 +137,14 @@ pub fn update_group(state: &ClusterState, group: &ServiceGroup) -> Result<Change
     if group.standby != object.standby {
         next = next.set_standby(&name, group.standby.clone())?;
     }
+    match group.adopting {
+        Some(false) if object.adopting => next = next.finish_adoption(&name)?,
+        Some(true) if !object.adopting => {
+            let message = "a store that kindred has to itself is not adopted again; leave the field out";
+            return Err(ApiError::BadRequest(format!("servicegroups {:?}: adopting: {message}", name.0)));
+        }
+        _ => {}
+    }
     match group.state.unwrap_or(object.state) {
         wanted if wanted == object.state => Ok(still(state, next)),
         StoreState::Active => Ok(still(state, next.activate_store(&name)?)),

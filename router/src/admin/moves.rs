@@ -1,4 +1,4 @@
-//! `/api/v1/moves`: the moves with their progress, and requests to abort, reverse or complete them.
+//! `/api/v1/moves`: the moves with their progress, and requests to abort, reverse, complete or switch them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,9 +196,9 @@ async fn asked(keeper: &Arc<StateKeeper>, id: &str, verb: &str) -> Response {
 /// Writes a request for the coordinator to meta, and waits for the answer.
 async fn ask(keeper: &Arc<StateKeeper>, id: &str, verb: &str) -> Result<(), ApiError> {
     let cluster = &keeper.cluster;
-    if !["abort", "reverse", "complete"].contains(&verb) {
+    if !["abort", "reverse", "complete", "switch"].contains(&verb) {
         return Err(ApiError::NotFound(format!(
-            "a move cannot be asked to {verb:?}: abort, reverse or complete"
+            "a move cannot be asked to {verb:?}: abort, reverse, complete or switch"
         )));
     }
     let meta = meta(cluster)?;

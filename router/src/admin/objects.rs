@@ -149,6 +149,9 @@ fn group(store: &StoreObject, default: bool) -> Object {
         "state": store.state, "default": default,
     });
     let mut value = value;
+    if store.adopting {
+        value["adopting"] = json!(true);
+    }
     if let Some(standby) = &store.standby {
         value["standby"] = json!(standby);
     }
@@ -180,6 +183,9 @@ pub struct ServiceGroup {
     /// The standbys that it is to have.
     #[serde(default)]
     pub standby: Option<StandbyConfig>,
+    /// Whether others still use a stock etcd directly; `false` ends that.
+    #[serde(default)]
+    pub adopting: Option<bool>,
     /// Ignored; present only in answers.
     #[serde(default)]
     pub members: Option<Members>,
@@ -209,6 +215,7 @@ impl ServiceGroup {
             endpoints: self.endpoints.clone(),
             store_type: self.store_type,
             standby: self.standby.clone(),
+            adopting: self.adopting.unwrap_or_default(),
         }
     }
 }

@@ -322,15 +322,9 @@ async fn range(
     range: &KeyRange,
     count: bool,
 ) -> Result<pb::RangeResponse, Status> {
-    let (key, range_end) = match range {
-        KeyRange::Single(key) => (key.clone(), Bytes::new()),
-        // As an end, a zero byte means all keys from the start on.
-        KeyRange::Span { start, end } => {
-            (start.clone(), end.as_ref().map_or_else(|| Bytes::from_static(b"\0"), |end| end.0.clone()))
-        }
-    };
+    let (key, range_end) = range.to_wire();
     let limit = if count { 0 } else { SAMPLE };
-    let request = pb::RangeRequest { key: key.0, range_end, count_only: count, limit, ..Default::default() };
+    let request = pb::RangeRequest { key, range_end, count_only: count, limit, ..Default::default() };
     let generation = mover.routing.load().generation();
     let to = To { store, min_revision: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());

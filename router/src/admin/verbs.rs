@@ -62,6 +62,9 @@ pub enum Verb {
 pub struct MoveBody {
     kind: String,
     to: StoreName,
+    /// Wait, copied and compared, for a request to switch.
+    #[serde(default)]
+    hold: bool,
 }
 
 /// The body of `split`.
@@ -91,6 +94,9 @@ pub struct DrainBody {
     store: StoreName,
     #[serde(default)]
     to: Option<StoreName>,
+    /// As of `move`.
+    #[serde(default)]
+    hold: bool,
 }
 
 /// The body of `apply`.
@@ -260,7 +266,7 @@ pub async fn write(meta: &impl MetaStore, verb: &Verb, used: u64) -> Result<Made
     let state = change_state(meta, |state| {
         let known = records(&meta.entries());
         let change = verb.beside(state, &known)?;
-        let (next, moves) = begin(state, &change, &known, used);
+        let (next, moves) = begin(state, &change, &known, used, verb.holds());
         let same = objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
         last = Some((state.clone(), moves));
         Ok(if same { state.clone().into() } else { next })
@@ -319,6 +325,15 @@ impl Verb {
             "apply" => Self::Apply(read(body)?),
             other => return Err(ApiError::NotFound(format!("there is no verb {other:?}"))),
         })
+    }
+
+    /// Whether its moves wait before they switch.
+    fn holds(&self) -> bool {
+        match self {
+            Self::Move(body) => body.hold,
+            Self::Drain(body) => body.hold,
+            _ => false,
+        }
     }
 
     /// The unfinished move of the Kind that this verb would move, if the configs already say what the verb asks. The
@@ -578,7 +593,9 @@ mod tests {
 
     #[test]
     fn f51_a_switched_move_is_told_with_what_ends_it() {
-        let verb = |to: &str| Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName(to.to_owned()) });
+        let verb = |to: &str| {
+            Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName(to.to_owned()), hold: false })
+        };
         let change = verb("b").change(&state()).unwrap();
         let mut record = MoveRecord::new(MoveId(3), &change.transfers).unwrap();
         record = record.decided(0, kindred_partition_config::ids::Epoch(2));
@@ -601,7 +618,8 @@ mod tests {
 
     #[test]
     fn f51_a_kind_that_is_not_where_the_configs_say_is_moved_there() {
-        let verb = Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName("b".to_owned()) });
+        let verb =
+            Verb::Move(MoveBody { kind: "pods".to_owned(), to: StoreName("b".to_owned()), hold: false });
         // The configs say b and the map says a, because the move that was to bring the Kind there is gone.
         let change = verb.change(&state()).unwrap();
         let (again, known) = (verb.beside(&change.state, &BTreeMap::new()).unwrap(), BTreeMap::new());
@@ -609,7 +627,7 @@ mod tests {
             (&again.transfers, again.state.configs.clone()),
             (&change.transfers, change.state.configs.clone())
         );
-        assert_eq!(begin(&change.state, &again, &known, 0).1, [MoveId(1)]);
+        assert_eq!(begin(&change.state, &again, &known, 0, false).1, [MoveId(1)]);
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub async fn send(
     body: &Bytes,
     deadline: Deadline,
 ) -> Result<Bytes, Status> {
-    guarded(store, nested(method), effect, body, body, deadline).await
+    guarded(store, method, effect, body, body, deadline).await
 }
 
 /// Opens a `RangeStream` at the current revision, or at the request's; also returns the revision for the header.
@@ -67,7 +67,7 @@ pub async fn open(
     let revision = asked.revision;
     let probe = pb::RangeRequest { key: Bytes::copy_from_slice(key), revision, ..Default::default() };
     let probe = Bytes::from(probe.encode_to_vec());
-    let answer = guarded(store, Nested::Range, Effect::Read, body, &probe, deadline).await?;
+    let answer = guarded(store, Call::Range, Effect::Read, body, &probe, deadline).await?;
     let current = peek::header_revision(&answer).map_err(|error| unreadable(store, &error))?;
     let streamed = Bytes::from(fence::streamed_at(body, if revision > 0 { revision } else { current }));
     let chunks = call(store, Effect::Read, deadline, || async {
@@ -79,12 +79,13 @@ pub async fn open(
 /// Sends `body` behind the fence; the fence is checked for the keys of `asked`.
 async fn guarded(
     store: &Store,
-    nested: Nested,
+    method: Call,
     effect: Effect,
     asked: &Bytes,
     body: &Bytes,
     deadline: Deadline,
 ) -> Result<Bytes, Status> {
+    let nested = nested(method);
     if fence::touches_fence(nested, asked).map_err(|error| malformed(&error))? {
         return Err(grpc::refusal(&KindredError::Unsupported {
             what: "the key \"\\x00\" on a stock etcd",
@@ -107,7 +108,10 @@ async fn guarded(
         })
         .await?;
         match fence::unnest(nested, &answer).map_err(|error| unreadable(store, &error))? {
-            Unnested::Executed { answer, header } => return Ok(fence::with_header(answer, header).into()),
+            Unnested::Executed { answer, header } => {
+                store.writes().answered(method, answer, header.revision);
+                return Ok(fence::with_header(answer, header).into());
+            }
             Unnested::Refused(fence) => learn(store, fence).map(drop)?,
         }
     }

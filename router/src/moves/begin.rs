@@ -14,13 +14,14 @@ use crate::meta::client::{Expect, Write};
 
 /// The new state for `change`, with a record for each Kind that moves, and the numbers of these moves. The numbers are
 /// above all of `known` (the records in meta), `before.last_move`, and `used` (from [`used_numbers`]), so none is used
-/// again.
+/// again. With `hold` they wait for an operator before they switch.
 #[must_use]
 pub fn begin(
     before: &ClusterState,
     change: &Change,
     known: &BTreeMap<MoveId, (MoveRecord, i64)>,
     used: u64,
+    hold: bool,
 ) -> (Next, Vec<MoveId>) {
     let mut next = Next::from(change.state.clone());
     let mut ids = Vec::new();
@@ -29,7 +30,10 @@ pub fn begin(
     for (kind, transfers) in change.by_kind() {
         last += 1;
         let Some(record) = MoveRecord::new(MoveId(last), &transfers) else { continue };
-        let record = record.after(before.said_of(kind.as_ref())).one_way_from(|store| before.is_etcd(store));
+        let record = record
+            .held(hold)
+            .after(before.said_of(kind.as_ref()))
+            .one_way_from(|store| before.is_etcd(store));
         next.expects.push(Expect { key: record_key(record.id), mod_revision: 0 });
         next.writes.push(Write::put(record_key(record.id), record.to_json()));
         next.state.last_move = last;
@@ -84,7 +88,7 @@ mod tests {
     #[test]
     fn a_change_begins_a_move_of_each_kind() {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
-        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 0);
+        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 0, false);
         assert_eq!((ids, next.state.last_move), (vec![MoveId(1)], 1));
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
         assert_eq!(record.before.unwrap().configs, state().configs);
@@ -96,16 +100,16 @@ mod tests {
     #[test]
     fn f16_no_number_is_used_again() {
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
-        let (next, _) = begin(&state(), &change, &BTreeMap::new(), 0);
+        let (next, _) = begin(&state(), &change, &BTreeMap::new(), 0, false);
         let record = MoveRecord::from_json(next.writes[0].value.as_ref().unwrap()).unwrap();
         let known = BTreeMap::from([(record.id, (record, 9))]);
-        assert_eq!(begin(&state(), &change, &known, 0).1, [MoveId(2)]);
+        assert_eq!(begin(&state(), &change, &known, 0, false).1, [MoveId(2)]);
         // The records are lost; the state is not.
         let mut later = state();
         later.last_move = next.state.last_move;
-        assert_eq!(begin(&later, &change, &BTreeMap::new(), 0).1, [MoveId(2)]);
+        assert_eq!(begin(&later, &change, &BTreeMap::new(), 0, false).1, [MoveId(2)]);
         // Everything is lost except what a shard knows.
-        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 41);
+        let (next, ids) = begin(&state(), &change, &BTreeMap::new(), 41, false);
         assert_eq!((ids, next.state.last_move), (vec![MoveId(42)], 42));
     }
 }

@@ -28,7 +28,7 @@ const FAILING_MAX: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
-    /// `abort`, `reverse` or `complete`.
+    /// `abort`, `reverse`, `complete` or `switch`.
     pub request: String,
     /// The answer: absent until there is one, empty if accepted, else the reason for the refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -249,8 +249,9 @@ impl Desk {
             "abort" => self.machine.request(Request::Abort, version),
             "reverse" => self.machine.request(Request::Reverse, version),
             "complete" => self.machine.request(Request::Complete, version),
+            "switch" => self.machine.request(Request::Switch, version),
             other => {
-                let why = format!("a move cannot be asked to {other:?}: abort, reverse or complete");
+                let why = format!("a move cannot be asked to {other:?}: abort, reverse, complete or switch");
                 return Some(self.answer_asked(asked, version, why));
             }
         };

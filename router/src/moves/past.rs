@@ -115,11 +115,11 @@ mod tests {
         assert_eq!(all.keys.len(), KEPT);
         let change = state().move_kind("pods", &StoreName("b".to_owned())).unwrap();
         // Also with a state of an earlier version, which does not count moves.
-        let begun = begin(&state(), &change, &records(&all), 0).1;
+        let begun = begin(&state(), &change, &records(&all), 0, false).1;
         assert_eq!(begun, [MoveId(81)]);
         let mut later = state();
         later.last_move = 80;
-        assert_eq!(begin(&later, &change, &BTreeMap::new(), 0).1, [MoveId(81)]);
+        assert_eq!(begin(&later, &change, &BTreeMap::new(), 0, false).1, [MoveId(81)]);
         assert!(is_forgotten(&all, MoveId(30)) && !is_forgotten(&all, MoveId(31)));
         assert!(!is_forgotten(&all, MoveId(81)), "it may be one that this router has not heard of");
         assert!(!is_forgotten(&Entries::default(), MoveId(1)));

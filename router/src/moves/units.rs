@@ -26,6 +26,7 @@ mod etcd;
 mod leg;
 mod live;
 mod stores;
+mod taking;
 mod to_etcd;
 
 pub(super) use self::leg::alone;

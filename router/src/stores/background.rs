@@ -7,11 +7,16 @@ use kindred_transport::Drain;
 use super::{Store, monitor, releases};
 use crate::leases::{ended, heirs};
 use crate::meta::take::StateKeeper;
+use crate::outsiders::{bypass, direct};
 use crate::standbys;
 
 /// Starts the tasks.
 pub fn start(keeper: &Arc<StateKeeper>, store: &Arc<Store>) {
     until_removed(&keeper.drain, store, monitor::run(keeper.clone(), store.clone()));
+    if !store.is_shard() && keeper.cluster.meta.is_some() {
+        until_removed(&keeper.drain, store, bypass::watch(store.clone()));
+        until_removed(&keeper.drain, store, direct::follow(keeper.clone(), store.clone()));
+    }
     if store.is_shard() {
         until_removed(&keeper.drain, store, ended::follow(keeper.leases.clone(), store.clone()));
         until_removed(&keeper.drain, store, releases::run(store.clone()));

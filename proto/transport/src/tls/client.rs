@@ -49,6 +49,20 @@ pub struct StoreTlsArgs {
     pub store_insecure_skip_tls_verify: bool,
 }
 
+/// TLS flags of a router for stock etcds.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct EtcdTlsArgs {
+    /// CA of the certificates of stock etcds (PEM). Where none of these three flags is given, those towards stores count.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_trusted_ca_file: Option<PathBuf>,
+    /// Certificate to show to stock etcds (PEM); reloaded when it changes.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_cert_file: Option<PathBuf>,
+    /// Key of --etcd-cert-file (PEM).
+    #[arg(long, value_name = "FILE")]
+    pub etcd_key_file: Option<PathBuf>,
+}
+
 /// TLS flags of a router for its meta store.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct MetaTlsArgs {
@@ -126,6 +140,22 @@ impl ClientTlsArgs {
     /// When a file is unusable.
     pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
         self.settings()?.map(ClientTls::load).transpose()
+    }
+}
+
+impl EtcdTlsArgs {
+    /// Loads the files; `None` if no flag was given.
+    ///
+    /// # Errors
+    /// When a file is unusable, or a certificate lacks its key or a key its certificate.
+    pub fn load(&self) -> Result<Option<ClientTls>, TlsError> {
+        let flags = ClientFlags {
+            trusted_ca_file: "--etcd-trusted-ca-file",
+            cert_file: "--etcd-cert-file",
+            key_file: "--etcd-key-file",
+        };
+        let (ca, cert) = (self.etcd_trusted_ca_file.clone(), self.etcd_cert_file.clone());
+        settings(flags, ca, cert, self.etcd_key_file.clone(), false)?.map(ClientTls::load).transpose()
     }
 }
 

@@ -78,6 +78,8 @@ pub enum Request {
     Reverse,
     /// Close the way back, which ends the move.
     Complete,
+    /// Wait no longer: switch as soon as all is copied and compared.
+    Switch,
 }
 
 /// Why a request is refused.
@@ -236,6 +238,7 @@ impl Machine {
         self.asked = version;
         match request {
             Request::Complete => self.complete = true,
+            Request::Switch => self.redirect = Some((Goal::There, None)),
             Request::Reverse => {
                 let goal = if self.record.goal == Goal::There { Goal::Back } else { Goal::There };
                 self.redirect = Some((goal, None));
@@ -257,6 +260,10 @@ impl Machine {
             (_, Phase::Done | Phase::Aborted) => refused("over", "begin another one"),
             (_, Phase::Completing) => refused("completing", "begin another one when it is done"),
             (_, Phase::Aborting) => refused("being aborted", "wait until it is"),
+            (Request::Switch, _) => match self.record.hold {
+                true => Ok(()),
+                false => refused("not waiting to be asked", "wait until it has switched"),
+            },
             (Request::Complete, Phase::Switched) => Ok(()),
             (Request::Complete, _) => refused("not switched yet", "wait until it is, or abort it"),
             (Request::Reverse, Phase::Switched) => self.usable_way_back(),
@@ -405,7 +412,7 @@ impl Machine {
                 self.of_leg(leg).for_each(UnitState::given_up);
             }
         }
-        if self.record.goal != old.goal {
+        if self.record.goal != old.goal || self.record.hold != old.hold {
             self.redirect = None;
         }
         if self.record.phase != Phase::Switched {

@@ -137,6 +137,9 @@ pub struct MoveRecord {
     /// Why the move was aborted, or its last attempt was given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether the move waits, copied and compared, until an operator asks it to switch.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub hold: bool,
     /// The mod revision in meta of the last operator's request that this record carries out; 0 for none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub heard: i64,
@@ -203,6 +206,7 @@ impl MoveRecord {
             attempts: 0,
             failed: 0,
             reason: None,
+            hold: false,
             heard: 0,
             legs: pairs.into_iter().map(leg).collect(),
             before: None,
@@ -310,6 +314,12 @@ impl MoveRecord {
             next.phase = next.phase_by_goal();
         }
         Some(next)
+    }
+
+    /// The record of a move that waits for [`super::machine::Request::Switch`] before its first switch.
+    #[must_use]
+    pub fn held(self, hold: bool) -> Self {
+        Self { hold, ..self }
     }
 
     /// The record of a move that ends because its keys were settled otherwise; the configuration is not restored.

@@ -82,7 +82,7 @@ impl Hardship {
     fn new(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let (before, change) = scenario(&mut random);
-        let record = MoveRecord::new(ID, &change.transfers).unwrap();
+        let record = MoveRecord::new(ID, &change.transfers).unwrap().held(seed % 4 == 3);
         let kind = change.by_kind().into_keys().next().flatten();
         let record = record.after(before.said_of(kind.as_ref()));
         let shards: Vec<_> = (1..=3).map(|slot| Shard::new(slot, 0, None)).collect();
@@ -297,7 +297,7 @@ impl Hardship {
     fn happens(&mut self, did: &mut Did) {
         let store = StoreIdx(self.random.below(3) as u16);
         let at = usize::from(store.0);
-        let what = self.random.below(12);
+        let what = self.random.below(13);
         self.log.push(format!(
             "{:?} {what} at {store} {:?}",
             self.now,
@@ -332,7 +332,8 @@ impl Hardship {
                 }
             }
             _ => {
-                let request = [Request::Abort, Request::Reverse, Request::Complete][(what % 3) as usize];
+                let request = [Request::Abort, Request::Reverse, Request::Complete, Request::Switch]
+                    [(what % 4) as usize];
                 self.ask(request, did);
             }
         }
@@ -428,6 +429,7 @@ impl Hardship {
             }
             match self.record.as_ref().map(|record| record.phase) {
                 Some(Phase::Switched) => self.ask(Request::Complete, did),
+                _ if self.record.as_ref().is_some_and(|record| record.hold) => self.ask(Request::Switch, did),
                 _ if round % 2 == 0 => self.ask(Request::Abort, did),
                 _ => self.ask(Request::Reverse, did),
             }

@@ -79,17 +79,41 @@ enum Event {
     Tick(usize),
     Watch(usize),
     Elect,
-    Arrive { from: Asker, sent: Box<(Step, Call)>, wanted: bool },
-    Reply { to: Asker, ticket: Ticket, reply: Reply },
-    Deadline { of: Asker, ticket: Ticket },
+    Arrive {
+        from: Asker,
+        sent: Box<(Step, Call)>,
+        wanted: bool,
+    },
+    Reply {
+        to: Asker,
+        ticket: Ticket,
+        reply: Reply,
+    },
+    Deadline {
+        of: Asker,
+        ticket: Ticket,
+    },
     MapOf(usize),
     Crash,
     Restart,
     Operate,
+    /// The operator of a held move asks for its switch until it is heard.
+    Switch,
     Client(usize),
-    Again { client: usize, op: Op },
-    AtStore { client: usize, op: Op, store: usize },
-    Back { client: usize, op: Op, outcome: Option<Option<i64>> },
+    Again {
+        client: usize,
+        op: Op,
+    },
+    AtStore {
+        client: usize,
+        op: Op,
+        store: usize,
+    },
+    Back {
+        client: usize,
+        op: Op,
+        outcome: Option<Option<i64>>,
+    },
 }
 
 /// A router and its incarnation.
@@ -211,7 +235,7 @@ impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
         let mut random = Random(seed);
         let (_, change) = scenario(&mut random);
-        let record = MoveRecord::new(MoveId(1), &change.transfers).unwrap();
+        let record = MoveRecord::new(MoveId(1), &change.transfers).unwrap().held(seed % 4 == 3);
         let state = change.state;
         let shards = (1..=3)
             .map(|slot| Shard::new(slot, i64::try_from(random.below(8_000)).unwrap() - 4_000, mutation));
@@ -259,6 +283,10 @@ impl World {
         for _ in 0..world.random.below(3) {
             let at = world.random.below(TROUBLE_MS);
             world.after(at, Event::Operate);
+        }
+        if world.meta.record.hold {
+            let at = world.random.below(TROUBLE_MS);
+            world.after(at, Event::Switch);
         }
         world
     }
@@ -317,9 +345,20 @@ impl World {
                 }
             }
             Event::Restart => self.restart(),
+            Event::Switch => {
+                for router in &mut self.routers {
+                    if let Some(machine) = &mut router.machine {
+                        // May be refused in this phase.
+                        let _ = machine.request(Request::Switch, 0);
+                    }
+                }
+                if self.meta.record.hold && !self.meta.record.phase.is_over() {
+                    self.after(LEASE_MS, Event::Switch);
+                }
+            }
             Event::Operate => {
-                let request =
-                    [Request::Abort, Request::Reverse, Request::Complete][self.random.below(3) as usize];
+                let request = [Request::Abort, Request::Reverse, Request::Complete, Request::Switch]
+                    [self.random.below(4) as usize];
                 for router in &mut self.routers {
                     if let Some(machine) = &mut router.machine {
                         // May be refused in this phase.

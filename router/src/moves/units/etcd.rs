@@ -81,13 +81,21 @@ impl From<WireError> for Failed {
     }
 }
 
+/// Where the events of an etcd go.
+pub(super) enum Sink<'a> {
+    /// The follower is a shard, which knows how far it is.
+    Shard,
+    /// The follower is an etcd, with this fence, and everything up to this revision.
+    Etcd { known: &'a Known, through: &'a mut Option<Revision> },
+}
+
 /// Reads the keys of a unit page by page at one revision.
 pub(super) struct Pages {
     pub start: Bytes,
     end: Bytes,
     limit: i64,
     /// The revision; 0 before the first page fixes it.
-    at: i64,
+    pub at: i64,
     more: bool,
 }
 
@@ -190,6 +198,17 @@ impl UnitSteps<'_, Arc<Mover>> {
             self.is_of_the_etcd(through).await?;
             return Ok(Instant::now());
         }
+        self.watch_etcd(through, to, end, Sink::Shard).await
+    }
+
+    /// Brings the etcd's events behind `through` and up to `to` to the follower.
+    pub(super) async fn watch_etcd(
+        &self,
+        through: Revision,
+        to: i64,
+        end: Instant,
+        mut sink: Sink<'_>,
+    ) -> Result<Instant, Failed> {
         let store = self.owner();
         let range = wire(&self.call.unit.range);
         let create = WatchCreateRequest {
@@ -225,7 +244,10 @@ impl UnitSteps<'_, Arc<Mover>> {
             heard = Instant::now();
             let head = WatchResponse::parse(&said)?;
             if head.canceled && head.compact_revision > 0 {
-                self.forget_copy().await?;
+                match &mut sink {
+                    Sink::Shard => self.forget_copy().await?,
+                    Sink::Etcd { through, .. } => **through = None,
+                }
                 let reason = format!("its history at store {:?} is compacted", store.name());
                 return Err(Failed::Lost(reason));
             }
@@ -240,7 +262,15 @@ impl UnitSteps<'_, Arc<Mover>> {
                 None => continue,
             };
             self.count(0, bytes).await;
-            self.import(pb::ImportRequest { events, through: reached, ..Default::default() }).await?;
+            match &mut sink {
+                Sink::Shard => {
+                    self.import(pb::ImportRequest { events, through: reached, ..Default::default() }).await?;
+                }
+                Sink::Etcd { known, through } => {
+                    self.apply_events(known, &events).await?;
+                    **through = Some(Revision(reached)).max(**through);
+                }
+            }
             if reached >= to {
                 return Ok(heard);
             }
@@ -338,7 +368,7 @@ impl UnitSteps<'_, Arc<Mover>> {
     }
 
     /// A revision of the etcd at or after the one since which the unit is frozen.
-    fn frozen_since(&self, fence: &Known) -> Result<i64, Failed> {
+    pub(super) fn frozen_since(&self, fence: &Known) -> Result<i64, Failed> {
         match fence.doc.state(self.id, &self.call.unit) {
             Some(FenceState::Frozen { last }) if last == self.call.final_revision => Ok(fence.mod_revision),
             _ => Err(Failed::Restarted(format!(

@@ -1,4 +1,4 @@
-//! The steps of a move that brings a unit from a shard to a stock etcd.
+//! The steps of a move that brings a unit from a shard, or from another stock etcd, to a stock etcd.
 //!
 //! * **Fence**: while the unit is being taken, the etcd's fence refuses it. Every write of the copy compares the fence, so
 //!   none of an earlier coordinator comes after the unit is opened, or after another term began.
@@ -25,9 +25,10 @@ use kindred_wire::error::EtcdError;
 use kindred_wire::fence::FENCE_KEY;
 use kindred_wire::kv::{EventRef, EventType};
 use prost::Message as _;
+use tokio::time::Instant;
 use tonic::Status;
 
-use super::etcd::{INCARNATION, Pages, TRIES, current_revision, has_fence, write_fence};
+use super::etcd::{INCARNATION, Pages, Sink, current_revision, has_fence};
 use super::leg::Each;
 use super::live::bounded;
 use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps, UnitStores as _, on_wire};
@@ -43,6 +44,8 @@ const OPS: usize = 100;
 const TXN_BYTES: usize = 512 << 10;
 /// How far above the clock of shards an etcd's revisions must be, microseconds: clocks differ, and time goes on.
 const ABOVE_MICROS: u64 = 120_000_000;
+/// The same for an etcd as the source, which counts writes.
+const ABOVE_WRITES: i64 = 1_000_000_000;
 /// How often the sides are compared before they count as different, as leases may end meanwhile.
 const COMPARISONS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
@@ -51,28 +54,6 @@ const PAUSE: Duration = Duration::from_millis(200);
 type Changes = BTreeMap<Bytes, Option<(Bytes, i64)>>;
 
 impl UnitSteps<'_, Arc<Mover>> {
-    /// The fence of the etcd, while this coordinator takes the unit in its term. Forgets what was brought if another
-    /// coordinator has taken the unit since.
-    async fn taking(&self, brought: &mut Brought) -> Result<Arc<Known>, Failed> {
-        let (store, by) = (self.follower(), self.fenced_unit());
-        for _ in 0..TRIES {
-            let known = fenced::read(store, Deadline::within(CALL_MAX)).await?;
-            let Some(term) = known.doc.taken_in(&by)? else { break };
-            if brought.term != Some(term) {
-                *brought = Brought { term: Some(term), through: None };
-            }
-            if term == by.term {
-                return Ok(known);
-            }
-            let mut doc = known.doc.clone();
-            doc.take(&by)?;
-            if write_fence(store, known.mod_revision, &doc).await?.is_some() {
-                brought.term = Some(by.term);
-            }
-        }
-        Err(Failed::Lost(format!("store {:?} does not take the unit", store.name())))
-    }
-
     /// The keys of the unit at a store, but the fence.
     fn pages_at(&self, at: i64) -> Pages {
         let mut pages = self.pages(at);
@@ -158,6 +139,10 @@ impl UnitSteps<'_, Arc<Mover>> {
             return Ok(());
         }
         self.empty(&known).await?;
+        if !self.owner().is_shard() {
+            brought.through = Some(Revision(self.copy_from_etcd(&known).await?));
+            return Ok(());
+        }
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
         let mut copied = self.stores.copy(self.source(), request).await?;
         let (mut at, began, mut sent) = (0, self.stores.now(), 0);
@@ -186,6 +171,57 @@ impl UnitSteps<'_, Arc<Mover>> {
         Ok(())
     }
 
+    /// Copies the unit from another etcd. Returns the revision there.
+    async fn copy_from_etcd(&self, known: &Known) -> Result<i64, Failed> {
+        let (mut pages, began, mut sent) = (self.pages_at(0), self.stores.now(), 0);
+        while let Some(kvs) = pages.next(self.owner()).await? {
+            let bytes = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
+            self.count(kvs.len(), bytes).await;
+            sent += bytes as u64;
+            let changes = kvs.into_iter().map(|kv| (kv.key, Some((kv.value, kv.lease)))).collect();
+            self.apply(known, changes).await?;
+        }
+        self.stores.copied(sent, self.stores.now().saturating_sub(began));
+        Ok(pages.at)
+    }
+
+    /// Applies what a shard, or another etcd, has told.
+    pub(super) async fn apply_events(&self, known: &Known, events: &[pb::FeedEvent]) -> Result<(), Failed> {
+        let mut changes = Changes::new();
+        for event in events {
+            let event = EventRef::parse(&event.event)?;
+            let kv = KeyValue::decode(event.kv)
+                .map_err(|error| Failed::Other(format!("an event does not parse: {error}")))?;
+            let is_put = event.event_type == EventType::Put;
+            changes.insert(kv.key, is_put.then_some((kv.value, kv.lease)));
+        }
+        self.apply(known, changes).await
+    }
+
+    /// Follows another etcd to its current revision, or to where the unit is frozen.
+    async fn follow_from_etcd(
+        &self,
+        brought: &mut Brought,
+        known: &Known,
+        to_end: bool,
+        within: Duration,
+    ) -> Result<Duration, Failed> {
+        let owner = self.owner();
+        let Some(from) = brought.through else {
+            return Err(Failed::Lost(format!("store {:?} has no whole copy", self.names().1)));
+        };
+        let to = match to_end {
+            true => self.frozen_since(&*fenced::read(owner, Deadline::within(CALL_MAX)).await?)?,
+            false => current_revision(owner).await?,
+        };
+        let heard = self.stores.now();
+        if from.get() < to {
+            let sink = Sink::Etcd { known, through: &mut brought.through };
+            self.watch_etcd(from, to, Instant::now() + within, sink).await?;
+        }
+        Ok(heard)
+    }
+
     /// Deletes what the etcd has of the unit: of a time when it owned it, or of an earlier copy.
     async fn empty(&self, known: &Known) -> Result<(), Failed> {
         let mut pages = self.pages_at(0);
@@ -207,6 +243,10 @@ impl UnitSteps<'_, Arc<Mover>> {
         end: Duration,
     ) -> Result<Option<Duration>, Failed> {
         let known = self.taking(brought).await?;
+        if !self.owner().is_shard() {
+            let within = end.saturating_sub(self.stores.now());
+            return self.follow_from_etcd(brought, &known, goal.is_some(), within).await.map(Some);
+        }
         loop {
             let Some(from) = brought.through else {
                 return Err(Failed::Lost(format!("store {:?} has no whole copy", self.names().1)));
@@ -226,15 +266,7 @@ impl UnitSteps<'_, Arc<Mover>> {
             let watermark = Revision::from_wire(said.watermark.max(said.moved));
             let last = said.events.last().map(|event| Revision(event.revision));
             self.count(0, said.events.iter().map(|event| event.event.len()).sum()).await;
-            let mut changes = Changes::new();
-            for event in &said.events {
-                let event = EventRef::parse(&event.event)?;
-                let kv = KeyValue::decode(event.kv)
-                    .map_err(|error| Failed::Other(format!("an event does not parse: {error}")))?;
-                let is_put = event.event_type == EventType::Put;
-                changes.insert(kv.key, is_put.then_some((kv.value, kv.lease)));
-            }
-            self.apply(&known, changes).await?;
+            self.apply_events(&known, &said.events).await?;
             brought.through = watermark.or(last).max(brought.through);
             if watermark.is_some_and(|watermark| goal.is_none_or(|goal| watermark >= goal)) {
                 return Ok(Some(heard));
@@ -303,19 +335,25 @@ impl UnitSteps<'_, Arc<Mover>> {
         }
     }
 
-    /// Checks that the etcd's revisions lie above all that shards show, also for some time.
+    /// Checks that the etcd's revisions lie above all that the source shows, also for some time.
     async fn is_above(&self) -> Result<i64, Failed> {
         let (owner, follower) = (self.owner(), self.follower());
-        let micros = self.now_micros(owner).await?.saturating_add(ABOVE_MICROS);
-        let shown = i64::try_from(micros).unwrap_or(i64::MAX >> 10) << 10;
+        let shown = match owner.is_shard() {
+            true => {
+                let micros = self.now_micros(owner).await?.saturating_add(ABOVE_MICROS);
+                i64::try_from(micros).unwrap_or(i64::MAX >> 10) << 10
+            }
+            false => current_revision(owner).await?.saturating_add(ABOVE_WRITES),
+        };
         let current = current_revision(follower).await?;
-        if current > shown.max(self.call.final_revision.get()) {
+        if current > shown {
             return Ok(current);
         }
         Err(Failed::Different(format!(
-            "store {:?} is at revision {current}, and shards show revisions up to {shown}: a client that has seen those would \
-             hear of nothing there. Begin that etcd with a snapshot of kindred leave prepare",
-            follower.name()
+            "store {:?} is at revision {current}, and store {:?} shows revisions up to {shown} soon: a client that has seen \
+             those would hear of nothing there. Begin that etcd with a snapshot of kindred leave prepare",
+            follower.name(),
+            owner.name()
         )))
     }
 }
@@ -341,12 +379,25 @@ impl LegSteps<Arc<Mover>> {
     /// Runs a step for units that a stock etcd takes from a shard, or has taken. `None` for steps that are the shard's
     /// alone.
     pub(super) async fn run_to_etcd(&self, name: StepName) -> Option<Result<Each<Answer>, Failed>> {
+        let from_etcd = !self.owner().is_shard();
         Some(match name {
             StepName::Track => self.begin_to_etcd().await,
+            // They were attached with the keys.
+            StepName::AttachLeases if from_etcd => Ok(self.all_done()),
+            StepName::Freeze if from_etcd => self.freeze_for_etcd().await,
+            StepName::Unfreeze if from_etcd => {
+                self.fence_done(self.owner(), |doc, by, _| doc.unfreeze(by)).await
+            }
+            StepName::Open if from_etcd => self.open_at_etcd().await,
+            StepName::Forget if from_etcd => self.fence_done(self.owner(), |doc, by, _| doc.forget(by)).await,
             StepName::Copy | StepName::Tail | StepName::Verify | StepName::ImportLast => {
+                if let Err(failed) = self.take_all().await {
+                    return Some(Err(failed));
+                }
                 let each = self.calls.iter().map(|call| self.alone_to_etcd(name, call));
                 let each = futures_util::future::join_all(each).await;
                 if name == StepName::ImportLast
+                    && !from_etcd
                     && let Err(failed) = self.attach_leases().await
                 {
                     return Some(Err(failed));
@@ -376,12 +427,38 @@ impl LegSteps<Arc<Mover>> {
         for taken in self.fence(self.follower(), |doc, by, _| doc.take(by)).await? {
             taken?;
         }
-        self.run_at_shards(StepName::Track).await
+        if self.owner().is_shard() {
+            return self.run_at_shards(StepName::Track).await;
+        }
+        if self.stores.keeper.cluster.state().lease_home().is_none() {
+            return Err(Failed::Different(
+                "no shard is there to be the home of leases while they move: add one for the time of the move".to_owned(),
+            ));
+        }
+        self.fence_done(self.owner(), |doc, by, _| doc.track(by)).await
+    }
+
+    /// Freezes the units at an etcd, for another one: its revision is what marks this freeze.
+    async fn freeze_for_etcd(&self) -> Result<Each<Answer>, Failed> {
+        let mark = Revision(current_revision(self.follower()).await?);
+        let each = self.fence(self.owner(), |doc, by, _| doc.freeze(by, mark)).await?;
+        let frozen = |final_revision| Answer::Frozen { final_revision, incarnation: INCARNATION };
+        Ok(each.into_iter().map(|last| last.map(frozen)).collect())
     }
 
     async fn seal_to_etcd(&self) -> Result<Each<Answer>, Failed> {
         let follower = self.follower();
+        let fence = match self.owner().is_shard() {
+            true => None,
+            false => Some(fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?),
+        };
         for call in &self.calls {
+            // Another move may have changed an etcd's fence since the last import; then it is followed once more.
+            if let Some(fence) = &fence {
+                self.unit(call).frozen_since(fence)?;
+                self.unit(call).last_in().await?;
+                continue;
+            }
             let brought = self.stores.taken.unit(self.id, &call.unit);
             let mut brought = brought.lock().await;
             self.unit(call).taking(&mut brought).await?;
@@ -413,7 +490,13 @@ impl LegSteps<Arc<Mover>> {
     }
 
     async fn confirm_to_etcd(&self) -> Result<Each<Answer>, Failed> {
-        let frozen = self.stand(self.source(), pb::UnitState::Frozen);
+        let frozen = async {
+            if self.owner().is_shard() {
+                return self.stand(self.source(), pb::UnitState::Frozen).await;
+            }
+            let fence = fenced::read(self.owner(), Deadline::within(CALL_MAX)).await?;
+            Ok(self.calls.iter().map(|call| self.unit(call).frozen_since(&fence).map(drop)).collect())
+        };
         let fence = async { Ok(fenced::read(self.follower(), Deadline::within(CALL_MAX)).await?) };
         let (frozen, fence) = tokio::try_join!(frozen, fence)?;
         let stands = |(call, frozen): (&UnitCall, Result<(), Failed>)| {

@@ -73,7 +73,7 @@ impl Machine {
         }
         if let Some((goal, reason)) = self.redirect.clone().or_else(|| self.enough()) {
             let heard = self.hears();
-            let mut next = MoveRecord { goal, reason, heard, failed: 0, ..self.next_record() };
+            let mut next = MoveRecord { goal, reason, heard, failed: 0, hold: false, ..self.next_record() };
             next.phase = next.phase_by_goal();
             return Some(self.swap(StepName::Redirect, next));
         }
@@ -167,6 +167,7 @@ impl Machine {
             steps.extend(self.swap(StepName::Advance, next));
         } else if let (Phase::Ready, true, Some(leg)) = (phase, self.all_finished(), unsettled.first())
             && now >= self.attempt_not_before
+            && !self.record.hold
         {
             let mut next = self.next_record();
             next.attempts += 1;

@@ -1,5 +1,8 @@
 //! What an operator asks for is carried out, stands in the record, and can be taken back.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
 
 #[test]
@@ -28,6 +31,25 @@ fn aborts() {
         Box::new(|name| (name == StepName::Verify).then(|| Answer::Different { reason: "key x".to_owned() }));
     different.to(Phase::Aborted);
     assert_eq!((different.record.reason.as_deref(), different.count("begin-switch")), (Some("key x"), 0));
+}
+
+#[test]
+fn a_held_move_switches_when_it_is_asked_to() {
+    let mut bench = Bench::with(record().held(true));
+    bench.to(Phase::Ready);
+    let followed = Rc::new(Cell::new(0));
+    let counted = followed.clone();
+    bench.answers = Box::new(move |name| {
+        counted.set(counted.get() + u32::from(name == StepName::Tail));
+        None
+    });
+    bench.go(Duration::from_secs(600), |record| record.phase != Phase::Ready);
+    assert_eq!((bench.record.phase, bench.count("freeze")), (Phase::Ready, 0));
+    assert!(followed.get() > 10, "it follows on");
+    bench.machine.request(Request::Switch, 7).unwrap();
+    bench.to(Phase::Switched);
+    assert_eq!((bench.record.heard, bench.record.hold), (7, false));
+    assert!(bench.machine.request(Request::Switch, 8).is_err());
 }
 
 /// An operator's request survives a coordinator only if the record contains it.

@@ -1,0 +1,32 @@
+//! `/api/v1/adoption`: who still writes directly to the stock etcds that are being adopted.
+
+use serde_json::{Value, json};
+
+use crate::stores::Stores;
+use crate::stores::writes::{Change, Others};
+
+/// The number of changes that are shown of a store, the latest.
+const SHOWN: usize = 10_000;
+
+/// Each etcd that is being adopted, with the changes that this router did not make. `watchedSeconds` is null while they are
+/// not seen.
+pub fn shown(router: &str, stores: &Stores, is_adopting: impl Fn(usize) -> bool) -> Value {
+    let adopted = stores.iter().filter(|store| !store.is_removed() && is_adopting(store.index.0));
+    let of_store = |name: &str, others: Option<Others>| {
+        let watched = others.as_ref().map(|others| others.watched.as_secs_f64());
+        let changes = others.map(|others| others.changes).unwrap_or_default();
+        let from = changes.len().saturating_sub(SHOWN);
+        let writes: Vec<Value> = changes[from..].iter().map(change).collect();
+        json!({ "store": name, "watchedSeconds": watched, "writesOfOthers": writes })
+    };
+    let stores: Vec<Value> =
+        adopted.map(|store| of_store(store.name(), store.writes().of_others())).collect();
+    json!({ "router": router, "stores": stores })
+}
+
+fn change(change: &Change) -> Value {
+    json!({
+        "revision": change.revision, "key": String::from_utf8_lossy(&change.key),
+        "secondsAgo": change.age().as_secs_f64(),
+    })
+}
