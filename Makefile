@@ -10,7 +10,7 @@ export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 # build, is no fault of what is tested. TMPDIR, if it is set, goes before.
 IN_MEMORY = $$([ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -ge 8388608 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 
-.PHONY: run test verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
+.PHONY: run test adopt-demo verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -87,6 +87,10 @@ bench-disk: peers
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench restart --objects $(or $(OBJECTS),1000000)
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench fsync
 	bench/backup
+
+## adopt-demo: a cluster with OBJECTS (5000) on a stock etcd goes to kindred, is used, and leaves for another etcd, step by step
+adopt-demo: peers build
+	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KINDRED_ADOPT_OBJECTS=$(or $(OBJECTS),5000) $(CARGO) test --workspace --locked --test kube -- kubernetes_adopts_kindred_and_leaves_it --nocapture
 
 ## bench-apiserver: what a real kube-apiserver's writes take over kindred in each durability, and over etcd, on the same disk
 bench-apiserver: peers

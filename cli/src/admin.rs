@@ -1,5 +1,6 @@
 //! Commands that talk to a router's admin port: objects, moves, stores. Each reports its outcome as an exit status ([`failure`]).
 
+pub mod adopt;
 pub mod args;
 mod backup;
 pub mod client;
@@ -9,6 +10,7 @@ mod edit;
 pub mod failure;
 #[cfg(test)]
 mod fake;
+pub mod leave;
 mod objects;
 pub mod output;
 mod overview;
@@ -27,11 +29,16 @@ use failure::Failure;
 
 /// Runs a command and returns its exit status.
 pub fn run(command: AdminCommand, outer: &Connect) -> ExitCode {
+    run_to_end(dispatch(command, outer))
+}
+
+/// Runs what a command does, and returns its exit status.
+pub fn run_to_end(does: impl Future<Output = Result<(), Failure>>) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return said(&Failure::Refused(format!("cannot start the runtime: {error}"))),
     };
-    match runtime.block_on(dispatch(command, outer)) {
+    match runtime.block_on(does) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => said(&failure),
     }

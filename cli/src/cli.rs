@@ -9,6 +9,7 @@ use crate::{
         args::{AdminCommand, Connect},
         failure::EXIT_STATUS,
     },
+    adopt::args::AdoptArgs,
     health::HealthArgs,
     import::args::ImportArgs,
     leave::args::LeaveArgs,
@@ -39,8 +40,11 @@ pub enum Command {
     Health(HealthArgs),
     /// Make the data folder of a new cluster from a snapshot of an etcd. Contacts nobody.
     Import(ImportArgs),
-    /// Go back to a stock etcd.
-    Leave(LeaveArgs),
+    /// Put kindred in front of an etcd that is in use: check it, and start a router with it as the only store. Apiservers are
+    /// pointed here one by one.
+    Adopt(Box<AdoptArgs>),
+    /// Go back to a stock etcd: move everything there while it is in use. Apiservers are pointed there one by one.
+    Leave(Box<LeaveArgs>),
     /// The commands that talk to a router.
     #[command(flatten)]
     Admin(Box<AdminCommand>),

@@ -12,17 +12,15 @@ use crate::admin::output;
 
 pub mod args;
 
-use args::{LeaveArgs, PrepareArgs, Step};
+use args::PrepareArgs;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub fn run(args: &LeaveArgs) -> anyhow::Result<()> {
-    match &args.step {
-        Step::Prepare(args) => prepare(args),
-    }
-}
-
-fn prepare(args: &PrepareArgs) -> anyhow::Result<()> {
+/// Writes the snapshot for the etcd.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn prepare(args: &PrepareArgs) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock is before 1970")?;
     let then = now + DAY * args.days;
     let revision = Revision(i64::try_from(then.as_micros()).context("--days")? << SLOT_BITS);

@@ -1,6 +1,7 @@
 //! `kindred`: one command that starts a router with its shards, and the commands to operate a cluster.
 
 mod admin;
+mod adopt;
 mod cli;
 #[cfg(test)]
 mod deploy_tests;
@@ -10,6 +11,7 @@ mod health;
 mod import;
 mod leave;
 mod parent;
+mod stock_etcd;
 mod up;
 
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ use clap::{CommandFactory, Parser, error::ErrorKind};
 
 use admin::output;
 use cli::{Cli, Command};
+use leave::args::Step;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -40,7 +43,14 @@ fn main() -> ExitCode {
         }
         Command::Health(args) => health::run(&args),
         Command::Import(args) => import::run(&args),
-        Command::Leave(args) => leave::run(&args),
+        Command::Adopt(args) => match args.step {
+            Some(step) => return admin::adopt::run(&step, &connect),
+            None => adopt::run(args.begin),
+        },
+        Command::Leave(args) => match args.step {
+            Some(Step::Prepare(args)) => leave::prepare(&args),
+            None => return admin::leave::run(&args.begin, &connect),
+        },
         Command::Admin(command) => return admin::run(*command, &connect),
         Command::Completion { shell } => {
             let mut script = Vec::new();

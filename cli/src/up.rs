@@ -40,8 +40,7 @@ pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
     // Checks that fail leave no files behind. If another `up` uses the folder, that is the error to report.
     let early = layout::lock_file(&args.data_dir).exists().then(|| lock(&args.data_dir)).transpose()?;
     runtime.block_on(doors::check_free(&args))?;
-    private::take(&args.data_dir, &["stores", "meta", "router.state.json"])
-        .with_context(|| format!("--data-dir {}: cannot be made", args.data_dir.display()))?;
+    take_folder(&args.data_dir)?;
     let _lock = match early {
         Some(lock) => lock,
         None => lock(&args.data_dir)?,
@@ -94,6 +93,12 @@ fn confirm(primary: &Path, standby: &Path) -> anyhow::Result<()> {
         Role { counted: Vec::new(), ..role }.write(primary)?;
     }
     Ok(())
+}
+
+/// Whether a cluster has run in a folder.
+#[must_use]
+pub fn is_used(folder: &Path) -> bool {
+    layout::state_file(folder, 0).exists()
 }
 
 /// The newest state that the routers of this folder had.
@@ -161,16 +166,22 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     let Some(path) = path else { return Ok(parse::parse_config(parse::DEFAULT_CONFIG)?) };
     let text = fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
     let config = parse::parse_config(&text).with_context(|| format!("--config {}", path.display()))?;
-    // Only the endpoints of the local shards may be missing; `up` fills them in.
-    let none: SocketAddr = ([127, 0, 0, 1], 1).into();
-    let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
-    if let Err(errors) =
-        kindred_partition_config::validate::validate(&layout::with_endpoints(&config, &listens, false))
-    {
-        let errors = Errors::from_iter(errors);
+    if let Err(errors) = check_config(&config) {
         bail!("--config {}: {} error(s){errors}", path.display(), errors.len());
     }
     Ok(config)
+}
+
+/// Checks a configuration. Only the endpoints of the local shards may be missing; `up` fills them in.
+///
+/// # Errors
+/// Everything that is wrong.
+pub fn check_config(config: &KindredConfig) -> Result<(), Errors<String>> {
+    let none: SocketAddr = ([127, 0, 0, 1], 1).into();
+    let listens: Vec<_> = layout::local_shards(config).into_iter().map(|shard| (shard, none)).collect();
+    let checked =
+        kindred_partition_config::validate::validate(&layout::with_endpoints(config, &listens, false));
+    checked.map(drop).map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
 /// The first state of a cluster with this configuration.
@@ -183,6 +194,15 @@ pub fn first_state(path: Option<&Path>) -> anyhow::Result<ClusterState> {
     let listens: Vec<_> = layout::local_shards(&config).into_iter().map(|shard| (shard, none)).collect();
     let state = ClusterState::bootstrap(&layout::with_endpoints(&config, &listens, false));
     state.map_err(|errors| anyhow::anyhow!("{}", Errors::from_iter(errors)))
+}
+
+/// Takes the data folder of a cluster, which may be new.
+///
+/// # Errors
+/// When it cannot be made, or others may read it.
+pub fn take_folder(folder: &Path) -> anyhow::Result<()> {
+    private::take(folder, &["stores", "meta", "router.state.json"])
+        .with_context(|| format!("--data-dir {}: cannot be made", folder.display()))
 }
 
 /// Makes the folder of a new cluster.

@@ -13,6 +13,7 @@
 //! | [`crashes`] | every shard is killed, with Kinds of every mode |
 //! | [`failover`], [`steady`] | stores with standbys fail over while clients write and watch |
 //! | [`moves`] | Kinds move to other shards and back |
+//! | [`adopt`], [`busy`] | a cluster goes from an etcd to kindred, and from there to another etcd, under writers |
 //! | [`backups`] | objects come back from a backup |
 //! | [`snapshots`] | an apiserver goes on with a stock etcd that begins with a snapshot |
 //! | [`health`] | the apiserver's own metrics show no error |
@@ -21,7 +22,9 @@
 //! hash. The expected places of keys are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default configuration.
 //! `KINDRED_KUBE_STORE=etcd` runs on a real etcd, to test these tests.
 
+mod adopt;
 mod backups;
+mod busy;
 mod cluster;
 mod crashes;
 mod failover;
@@ -151,6 +154,12 @@ fn kubernetes_objects_come_back_from_a_backup() {
         report(&format!("{} test=kubernetes_backup", cluster.stop().await?.line()));
         Ok(())
     });
+}
+
+#[test]
+fn kubernetes_adopts_kindred_and_leaves_it() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_adopt", LIMIT, |dir| async move { adopt::run(&dir).await });
 }
 
 #[test]

@@ -14,6 +14,10 @@ use tower::ServiceExt as _;
 /// Longer than an apiserver's own limit, which is a minute.
 const REQUEST_LIMIT: Duration = Duration::from_secs(70);
 
+/// How often client-go asks again, and after which time, which the apiserver names.
+const ASKED_AGAIN: usize = 10;
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const APPLY_PATCH: &str = "application/apply-patch+yaml";
 const JSON: &str = "application/json";
@@ -117,6 +121,23 @@ impl KubeClient {
     /// As [`KubeClient::send`].
     pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
         self.send(Method::GET, path, JSON, None).await
+    }
+
+    /// Reads as client-go does: an apiserver that says 429, such as one that fills the watch cache of a Kind again, is
+    /// asked again.
+    ///
+    /// # Errors
+    /// If the request fails otherwise, or again and again.
+    pub async fn read(&self, path: &str) -> anyhow::Result<Value> {
+        let mut answer = self.get(path).await?;
+        for _ in 0..ASKED_AGAIN {
+            if answer.status != 429 {
+                break;
+            }
+            tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            answer = self.get(path).await?;
+        }
+        answer.ok()
     }
 
     /// Creates an object in a collection.

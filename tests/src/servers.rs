@@ -177,9 +177,29 @@ impl Up {
         flags: &[String],
         env: &[(String, String)],
     ) -> anyhow::Result<Self> {
+        Self::start_as("up", dir, name, flags, env).await
+    }
+
+    /// Starts a kindred that adopts an etcd.
+    ///
+    /// # Errors
+    /// If `kindred adopt` does not become ready.
+    pub async fn adopt(dir: &Path, name: &str, from: &Etcd, flags: &[String]) -> anyhow::Result<Self> {
+        let mut all = vec![format!("--from=http://{}", from.address)];
+        all.extend_from_slice(flags);
+        Self::start_as("adopt", dir, name, &all, &[]).await
+    }
+
+    async fn start_as(
+        verb: &str,
+        dir: &Path,
+        name: &str,
+        flags: &[String],
+        env: &[(String, String)],
+    ) -> anyhow::Result<Self> {
         let data_dir = dir.join(name);
         let mut args = vec![
-            "up".to_owned(),
+            verb.to_owned(),
             format!("--listen={ANY_PORT}"),
             format!("--admin={ANY_PORT}"),
             format!("--data-dir={}", data_dir.display()),

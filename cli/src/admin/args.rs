@@ -238,6 +238,9 @@ pub struct MoveArgs {
     /// The store that will serve the Kind.
     #[arg(long, value_name = "STORE", required = true)]
     pub to: Option<String>,
+    /// Copy and compare, follow all changes, and switch only when `kindred move switch` says so. Returns when it could.
+    #[arg(long)]
+    pub hold: bool,
     /// How the change is made.
     #[command(flatten)]
     pub run: Run,
@@ -254,6 +257,8 @@ pub enum Existing {
     Complete(OfMove),
     /// Give up a move that has not switched yet, or the reversal of one.
     Abort(OfMove),
+    /// Switch a move that was begun with --hold.
+    Switch(OfMove),
 }
 
 impl Existing {
@@ -262,7 +267,7 @@ impl Existing {
     pub fn connect(&self) -> &Connect {
         match self {
             Self::Status(args) => &args.connect,
-            Self::Reverse(of) | Self::Complete(of) | Self::Abort(of) => &of.run.connect,
+            Self::Reverse(of) | Self::Complete(of) | Self::Abort(of) | Self::Switch(of) => &of.run.connect,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `kindred backup`, `kindred backup verify`, `kindred restore` and `kindred verify`.
 
 pub mod args;
-mod etcd;
+pub mod etcd;
 mod folder;
 mod format;
 pub mod hashes;
@@ -9,12 +9,12 @@ mod kinds;
 mod manifest;
 mod merge;
 mod moment;
-mod rate;
+pub mod rate;
 mod records;
 pub mod restore;
 mod select;
 mod sides;
-mod snapshot;
+pub mod snapshot;
 pub mod take;
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// The time in which a new store must answer the router.
-const UP_WITHIN: Duration = Duration::from_secs(30);
+pub(super) const UP_WITHIN: Duration = Duration::from_secs(30);
 
 /// The same for a replacement store, which opens only after twice the maximum clock offset (R14).
 const OPEN_WITHIN: Duration = Duration::from_secs(60);

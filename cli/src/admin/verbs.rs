@@ -14,7 +14,13 @@ use super::{
 
 /// `kindred move KIND --to STORE`.
 pub async fn move_kind(client: &Client, args: &MoveArgs) -> Result<(), Failure> {
-    change(client, "/api/v1/move", &json!({ "kind": args.kind, "to": args.to }), &args.run).await
+    let mut body = json!({ "kind": args.kind, "to": args.to });
+    if args.hold {
+        // Routers of earlier versions do not know the field.
+        body["hold"] = json!(true);
+    }
+    let until = if args.hold { Until::Ready } else { Until::Switched };
+    change_until(client, "/api/v1/move", &body, until, &args.run).await
 }
 
 pub async fn split(client: &Client, args: &SplitArgs) -> Result<(), Failure> {
@@ -32,8 +38,18 @@ pub async fn drain(client: &Client, args: &DrainArgs) -> Result<(), Failure> {
     change(client, "/api/v1/drain", &body, &args.run).await
 }
 
-/// Requests a change, prints what it does, and waits for its moves.
+/// Requests a change, prints what it does, and waits until its moves have switched.
 pub async fn change(client: &Client, path: &str, body: &Value, run: &Run) -> Result<(), Failure> {
+    change_until(client, path, body, Until::Switched, run).await
+}
+
+async fn change_until(
+    client: &Client,
+    path: &str,
+    body: &Value,
+    until: Until,
+    run: &Run,
+) -> Result<(), Failure> {
     let query = if run.dry_run { "?dryRun=All" } else { "" };
     let answer = client.change(Method::POST, &format!("{path}{query}"), Some(body)).await?;
     if run.output != Output::Table && (run.dry_run || run.no_wait) {
@@ -57,7 +73,7 @@ pub async fn change(client: &Client, path: &str, body: &Value, run: &Run) -> Res
         answer["plan"]["moves"][at]["keys"].as_u64()
     };
     let waited = moves.iter().map(|id| (*id, planned(id))).collect();
-    wait::all(client, waited, Until::Switched, run).await
+    wait::all(client, waited, until, run).await
 }
 
 /// Describes what a change does or would do.
@@ -130,6 +146,7 @@ pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failur
         Existing::Reverse(of) => ("reverse", Until::Back, of),
         Existing::Complete(of) => ("complete", Until::Done, of),
         Existing::Abort(of) => ("abort", Until::Aborted, of),
+        Existing::Switch(of) => ("switch", Until::Switched, of),
     };
     if of.run.dry_run {
         return Err(Failure::Usage(format!(

@@ -25,6 +25,8 @@ const BAR: usize = 24;
 /// The condition to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
+    /// All is copied and compared, and the move waits to be asked to switch.
+    Ready,
     /// The keys are at their target stores.
     Switched,
     /// The keys are back at their source stores.
@@ -50,11 +52,13 @@ fn standing(shown: &Value, until: Until) -> Standing {
         (shown["phase"].as_str().unwrap_or_default(), shown["goal"].as_str().unwrap_or_default());
     let settled = matches!(phase, "Switched" | "Completing" | "Done");
     match (until, phase) {
+        (Until::Ready, "Ready") => Standing::Reached,
         (Until::Aborted, "Aborted") => Standing::Reached,
         (_, "Aborted") => Standing::Aborted,
         (Until::Switched, _) if settled && goal == "there" => Standing::Reached,
         (Until::Back, _) if settled && goal == "back" => Standing::Reached,
         (Until::Done, "Done") => Standing::Reached,
+        (Until::Ready, _) if settled => Standing::Missed,
         (_, "Done") => Standing::Missed,
         // An aborted move that had partly switched goes back first, and then ends as aborted.
         _ => Standing::On,
@@ -105,10 +109,9 @@ async fn one(
                 screen.progress(&shown);
                 match standing(&shown, until) {
                     Standing::On => {}
-                    // The figures of the switch follow shortly.
+                    // The figures follow shortly.
                     Standing::Reached
-                        if shown["phase"] == "Switched"
-                            && screen.progress["pauseMicros"].is_null()
+                        if screen.lacks_figures(&shown, until)
                             && reached.get_or_insert_with(Instant::now).elapsed() < FIGURES_WITHIN => {}
                     Standing::Reached => {
                         screen.clear();
@@ -211,6 +214,17 @@ impl Screen {
         self.phase = phase;
     }
 
+    /// Whether the router has not told yet how long the switch took, or how much was copied.
+    fn lacks_figures(&self, shown: &Value, until: Until) -> bool {
+        match until {
+            Until::Ready => {
+                self.keys.is_none_or(|keys| keys > 0)
+                    && self.progress["keysCopied"].as_u64().unwrap_or(0) == 0
+            }
+            _ => shown["phase"] == "Switched" && self.progress["pauseMicros"].is_null(),
+        }
+    }
+
     fn bar_of(&self) -> String {
         let copied = self.progress["keysCopied"].as_u64().unwrap_or(0);
         let Some(keys) = self.keys.filter(|keys| *keys > 0) else { return String::new() };
@@ -249,6 +263,7 @@ impl Screen {
     /// The last line, with the cost of the move.
     fn figures(&self, shown: &Value, until: Until) -> String {
         let mut line = match until {
+            Until::Ready => format!("move {}: copied and compared; {}", self.id, left(shown)),
             Until::Switched | Until::Back => format!("move {}: {}", self.id, left(shown)),
             Until::Done => format!("move {} is done: {}, and there is no way back", self.id, left(shown)),
             Until::Aborted => format!("move {} is aborted: {}", self.id, left(shown)),
@@ -263,8 +278,15 @@ impl Screen {
             line += &format!("; longest write pause {}", time(Duration::from_micros(pause)));
         }
         line.push('\n');
+        if until == Until::Ready {
+            return line
+                + &format!(
+                    "kindred move switch {0} switches it, kindred move abort {0} gives it up\n",
+                    self.id
+                );
+        }
         let mut legs = shown["legs"].as_array().into_iter().flatten();
-        if legs.any(|leg| leg["oneWay"] == true) {
+        if until != Until::Aborted && legs.any(|leg| leg["oneWay"] == true) {
             line += "a stock etcd is one of the two: there is no way back, and what has left an etcd stays there, out of use\n";
         } else if matches!(until, Until::Switched | Until::Back) && shown["phase"] == "Switched" {
             line += &format!(

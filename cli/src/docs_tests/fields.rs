@@ -206,6 +206,7 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
                 mode: StandbyMode::Sync,
                 on_loss: OnLoss::Alone,
             }),
+            adopting: true,
         }],
         default: name("a"),
         partitions: vec![DataPartitionConfig {

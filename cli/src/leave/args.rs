@@ -1,14 +1,44 @@
 //! The command line of `kindred leave`. The doc comments of arguments are the help texts.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
+use kindred_partition_config::duration::parse_duration;
+use kindred_transport::tls::EtcdTlsArgs;
+
+use crate::admin::args::Connect;
 
 /// `kindred leave`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct LeaveArgs {
     #[command(subcommand)]
-    pub step: Step,
+    pub step: Option<Step>,
+    #[command(flatten)]
+    pub begin: Begin,
+}
+
+/// The moves.
+#[derive(Debug, Args)]
+pub struct Begin {
+    /// Client URLs of the etcd that is to take everything. It must have begun with a snapshot of `kindred leave prepare`.
+    #[arg(long, value_name = "URL[,URL]", value_delimiter = ',', required = true)]
+    pub to: Vec<String>,
+    /// The name of the etcd as a store. It is added unless a store with these URLs is there.
+    #[arg(long, value_name = "STORE", default_value = "home")]
+    pub store: String,
+    /// Do everything but the switches: copy each Kind, follow its changes, compare both sides, and give the move up.
+    #[arg(long)]
+    pub rehearse: bool,
+    /// How long to wait for each move, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub timeout: Option<Duration>,
+    /// TLS towards the etcd, for the check. The routers have their own flags for it.
+    #[command(flatten)]
+    pub etcd_tls: EtcdTlsArgs,
+    /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
 }
 
 #[derive(Debug, Subcommand)]

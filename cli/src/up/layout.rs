@@ -504,6 +504,7 @@ mod tests {
         let mut state = ClusterState::bootstrap(&config).unwrap();
         let added = |name: &str| StoreConfig {
             standby: None,
+            adopting: false,
             name: StoreName(name.to_owned()),
             slot: None,
             endpoints: vec!["127.0.0.1:1".to_owned()],

@@ -291,6 +291,7 @@ mod tests {
         let name = StoreName("b".to_owned());
         let added = StoreConfig {
             standby: None,
+            adopting: false,
             name: name.clone(),
             slot: None,
             endpoints: Vec::new(),

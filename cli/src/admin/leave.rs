@@ -1,0 +1,259 @@
+//! `kindred leave --to`: moves everything to one stock etcd, Kind by Kind, while it is in use, and compares both at the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+use std::time::SystemTime;
+
+use http::Method;
+use kindred_proto::mvccpb::KeyValue;
+use kindred_transport::tls::ClientTlsArgs;
+use kindred_wire::fence::FENCE_KEY;
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::backup::{etcd::Etcd, rate::Rate, snapshot::Snapshot};
+use super::{
+    args::{Connect, Output, Run},
+    client::{Client, Form},
+    context,
+    failure::Failure,
+    output::{self, counted, text},
+    store, verbs,
+    wait::{self, Until},
+};
+use crate::leave::args::Begin;
+use crate::stock_etcd::{self, StockEtcd, judge};
+
+/// Runs the command and returns its exit status.
+pub fn run(args: &Begin, outer: &Connect) -> ExitCode {
+    super::run_to_end(leave(args, outer))
+}
+
+async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
+    let address = context::address(&args.connect.over(outer))?;
+    let client = Client::new(&address)?;
+    let urls: BTreeSet<String> =
+        args.to.iter().map(|url| url.trim().trim_end_matches('/').to_owned()).collect();
+    let groups = client.get("/api/v1/servicegroups", Form::Objects).await?;
+    let known = known(&groups, &urls);
+    check(args, known.is_some()).await?;
+    let home = match known {
+        Some(name) => name,
+        None => {
+            let endpoints: Vec<&str> = args.to.iter().map(|url| url.trim()).collect();
+            let group = json!({
+                "apiVersion": "v1", "kind": "ServiceGroup", "metadata": { "name": args.store }, "type": "etcd",
+                "endpoints": endpoints,
+            });
+            client.change(Method::POST, "/api/v1/servicegroups", Some(&group)).await?;
+            output::print(&format!("store {} added\n", args.store))?;
+            args.store.clone()
+        }
+    };
+    let what_to_do = "see --etcd-trusted-ca-file of kindred router, and kindred edit servicegroups";
+    store::wait_up(&client, &home, false, store::UP_WITHIN, what_to_do).await?;
+    let run = Run { timeout: args.timeout, output: Output::Table, ..Run::default() };
+    let mut moved = 0;
+    for kind in elsewhere(&client, &home).await? {
+        let Kind { name, stores } = kind;
+        if stores.len() > 1 {
+            if args.rehearse {
+                output::print(&format!(
+                    "{name}: on {}, and one of them takes all of it first\n",
+                    stores.join(", ")
+                ))?;
+                continue;
+            }
+            // A Kind goes to an etcd from one store.
+            verbs::change(&client, "/api/v1/move", &json!({ "kind": name, "to": stores[0] }), &run).await?;
+        }
+        let body = json!({ "kind": name, "to": home, "hold": args.rehearse });
+        go(&client, "/api/v1/move", &body, &run, args.rehearse).await?;
+        moved += 1;
+    }
+    let groups = client.get("/api/v1/servicegroups", Form::Objects).await?;
+    let default = groups["items"].as_array().into_iter().flatten().find(|group| group["default"] == true);
+    let default = default.map(|group| text(&group["metadata"]["name"])).unwrap_or_default();
+    if default != home {
+        let body = json!({ "store": default, "to": home, "hold": args.rehearse });
+        go(&client, "/api/v1/drain", &body, &run, args.rehearse).await?;
+        moved += 1;
+    }
+    if args.rehearse {
+        return output::print(&format!(
+            "rehearsed: {} copied, compared and given up; everything is where it was\n",
+            counted(moved, "part")
+        ));
+    }
+    compare(&client, args, &address).await?;
+    output::print(&format!(
+        "everything is on {home}: point apiservers there one by one; both ways are in use at once until kindred is stopped\n"
+    ))
+}
+
+/// Changes something and waits; with `rehearse`, until it could switch, and gives it up then.
+async fn go(client: &Client, path: &str, body: &Value, run: &Run, rehearse: bool) -> Result<(), Failure> {
+    if !rehearse {
+        return verbs::change(client, path, body, run).await;
+    }
+    let answer = client.change(Method::POST, path, Some(body)).await?;
+    output::print(&verbs::said(&answer))?;
+    let ids = answer["moves"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+    let planned = |at: usize| answer["plan"]["moves"][at]["keys"].as_u64();
+    let moves: Vec<(u64, Option<u64>)> = ids.enumerate().map(|(at, id)| (id, planned(at))).collect();
+    let ready = wait::all(client, moves.clone(), Until::Ready, run).await;
+    let mut given_up = Ok(());
+    for (id, _) in &moves {
+        let asked = client.change(Method::POST, &format!("/api/v1/moves/{id}/abort"), None).await;
+        given_up = given_up.and(asked.map(drop));
+    }
+    ready?;
+    given_up?;
+    wait::all(client, moves, Until::Aborted, run).await
+}
+
+/// A Kind with stores of its own.
+#[derive(Debug, PartialEq, Eq)]
+struct Kind {
+    /// The prefix of its keys.
+    name: String,
+    stores: Vec<String>,
+}
+
+/// The Kinds that the map names, and that are not wholly at a store.
+async fn elsewhere(client: &Client, home: &str) -> Result<Vec<Kind>, Failure> {
+    Ok(not_at(&client.get("/api/v1/partitions", Form::Objects).await?, home))
+}
+
+fn not_at(partitions: &Value, home: &str) -> Vec<Kind> {
+    let mut kinds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for partition in partitions["partitions"].as_array().into_iter().flatten() {
+        let Some(kind) = partition["kind"].as_str() else { continue };
+        let stores = kinds.entry(kind.to_owned()).or_default();
+        for store in partition["stores"].as_array().into_iter().flatten().map(text) {
+            if !stores.contains(&store) {
+                stores.push(store);
+            }
+        }
+    }
+    let kinds = kinds.into_iter().map(|(name, stores)| Kind { name, stores });
+    kinds.filter(|kind| kind.stores != [home]).collect()
+}
+
+/// The store that has one of these URLs.
+fn known(groups: &Value, urls: &BTreeSet<String>) -> Option<String> {
+    let has = |group: &&Value| {
+        let endpoints = group["endpoints"].as_array().into_iter().flatten().map(text);
+        let mut endpoints = endpoints.map(|url| url.trim_end_matches('/').to_owned());
+        group["type"] == "etcd" && endpoints.any(|url| urls.contains(&url))
+    };
+    groups["items"].as_array()?.iter().find(has).map(|group| text(&group["metadata"]["name"]))
+}
+
+async fn check(args: &Begin, has_begun: bool) -> Result<(), Failure> {
+    let refused =
+        |error: &dyn std::fmt::Display| Failure::Refused(format!("--to {}: {error}", args.to.join(",")));
+    let etcd = StockEtcd::new("--to", &args.to, &args.etcd_tls).map_err(|error| refused(&error))?;
+    let look = etcd.look("/registry").await.map_err(|status| refused(&stock_etcd::said(&status)))?;
+    let mut findings = judge::to_leave(&look, judge::revision_at(SystemTime::now()));
+    if has_begun {
+        // Keys that have moved there are welcome.
+        findings.retain(|finding| finding.of != "keys");
+    }
+    output::print(&judge::shown(&findings))?;
+    match judge::may_go_on(&findings) {
+        true => Ok(()),
+        false => Err(refused(&"it cannot take the keys as it is; nothing was changed")),
+    }
+}
+
+/// Compares what kindred serves with what the etcd has, key by key, at one revision.
+async fn compare(client: &Client, args: &Begin, address: &context::Address) -> Result<(), Failure> {
+    let snapshot = Snapshot::take(client).await?;
+    let tls = ClientTlsArgs {
+        cacert: args.etcd_tls.etcd_trusted_ca_file.clone(),
+        cert: args.etcd_tls.etcd_cert_file.clone(),
+        key: args.etcd_tls.etcd_key_file.clone(),
+        ..ClientTlsArgs::default()
+    };
+    let served = Etcd::new(&snapshot.client_urls, &address.tls)?;
+    let direct = Etcd::new(&args.to, &tls)?;
+    let comparing = async {
+        let (mut keys, mut rate) = (BTreeMap::new(), Rate::new(None));
+        let one = snapshot.read(&served, &mut rate, |kv| {
+            keys.insert(kv.key.clone(), digest(kv));
+            Ok(())
+        });
+        one.await?;
+        let all = keys.len() as u64;
+        let mut different = None;
+        let other = snapshot.read(&direct, &mut rate, |kv| {
+            if kv.key == FENCE_KEY {
+                return Ok(());
+            }
+            if keys.remove(&kv.key) != Some(digest(kv)) {
+                different.get_or_insert_with(|| kv.key.clone());
+            }
+            Ok(())
+        });
+        other.await?;
+        match different.or_else(|| keys.into_keys().next()) {
+            None => Ok(all),
+            Some(key) => Err(Failure::Refused(format!(
+                "the etcd and kindred differ at key \"{}\": do not point anybody there; report this",
+                key.escape_ascii()
+            ))),
+        }
+    };
+    let keys = tokio::select! {
+        compared = snapshot.renewed_during(client, comparing) => compared?,
+        _ = tokio::signal::ctrl_c() => return Err(Failure::Refused("interrupted".to_owned())),
+    };
+    output::print(&format!(
+        "compared at one revision: {} are equal, with values, revisions and leases\n",
+        counted(keys, "key")
+    ))
+}
+
+/// A digest of all of a key.
+fn digest(kv: &KeyValue) -> u64 {
+    let mut hash = Xxh3::new();
+    for number in [kv.create_revision, kv.mod_revision, kv.version, kv.lease] {
+        hash.update(&number.to_le_bytes());
+    }
+    hash.update(&kv.value);
+    hash.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_kinds_are_to_move() {
+        let partitions = json!({ "partitions": [
+            { "kind": null, "stores": ["default"] },
+            { "kind": "/registry/events/", "stores": ["home"] },
+            { "kind": "/registry/pods/", "stores": ["a"] },
+            { "kind": "/registry/pods/", "stores": ["home"] },
+            { "kind": "/registry/nodes/", "stores": ["a", "b"] },
+        ]});
+        let kind = |name: &str, stores: &[&str]| Kind {
+            name: name.to_owned(),
+            stores: stores.iter().map(|store| (*store).to_owned()).collect(),
+        };
+        let wanted = [kind("/registry/nodes/", &["a", "b"]), kind("/registry/pods/", &["a", "home"])];
+        assert_eq!(not_at(&partitions, "home"), wanted);
+    }
+
+    #[test]
+    fn a_store_with_the_url_is_the_one() {
+        let groups = json!({ "items": [
+            { "metadata": { "name": "a" }, "type": "shard", "endpoints": ["http://x:1"] },
+            { "metadata": { "name": "b" }, "type": "etcd", "endpoints": ["http://x:1/", "http://y:1"] },
+        ]});
+        let urls = |url: &str| BTreeSet::from([url.to_owned()]);
+        assert_eq!(known(&groups, &urls("http://x:1")), Some("b".to_owned()));
+        assert_eq!(known(&groups, &urls("http://z:1")), None);
+    }
+}
