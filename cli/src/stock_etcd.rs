@@ -86,7 +86,9 @@ impl StockEtcd {
         let mut look = Look::default();
         for (name, channel) in &self.members {
             let status = MaintenanceClient::new(channel.clone()).status(timed(pb::StatusRequest {})).await;
-            let status = status.map(tonic::Response::into_inner).map_err(|status| said(&status));
+            let status = status.map(tonic::Response::into_inner);
+            look.auth |= status.as_ref().is_err_and(asks_for_a_user);
+            let status = status.map_err(|status| said(&status));
             look.members.push((name.clone(), status));
         }
         if look.members.iter().all(|(_, status)| status.is_err()) {
@@ -94,8 +96,7 @@ impl StockEtcd {
         }
         let fence = pb::RangeRequest { key: Bytes::from_static(FENCE_KEY), ..Default::default() };
         let fence = match self.range(fence).await {
-            // An etcd with authentication asks for a user, and tells nothing more.
-            Err(status) if grpc::etcd_error(&status) == Some(EtcdError::UserEmpty) => {
+            Err(status) if asks_for_a_user(&status) => {
                 look.auth = true;
                 return Ok(look);
             }
@@ -159,6 +160,11 @@ fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(LIMIT);
     request
+}
+
+/// Whether authentication is enabled, so that it tells nothing to a client without a user.
+fn asks_for_a_user(status: &Status) -> bool {
+    grpc::etcd_error(status) == Some(EtcdError::UserEmpty)
 }
 
 /// The words of a status.

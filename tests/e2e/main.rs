@@ -4,6 +4,7 @@
 //! `KINDRED_E2E` chooses the server. `kindred` runs `kindred up` and is the default, `shard` runs one shard alone, and
 //! `etcd` tests these tests. Suites about several shards or about kindred's TLS flags need `kindred`.
 
+mod adopt;
 mod again;
 mod backup;
 mod backup_snapshot;

@@ -221,7 +221,7 @@ pub async fn run(dir: &Path) -> anyhow::Result<()> {
 /// One apiserver goes through kindred, the other still to the etcd. Nothing moves until both do.
 async fn adopted(dir: &Path, old: &Etcd, cluster: &mut Cluster) -> anyhow::Result<Up> {
     report(&format!("$ kindred adopt --from http://{}", old.address));
-    let up = Up::adopt(dir, "kindred", old, &[]).await?;
+    let up = Up::adopt(dir, "kindred", &format!("http://{}", old.address), &[]).await?;
     let through = format!("http://{}", up.address);
     cluster.first.restart(Some(("--etcd-servers", &through))).await?;
     cluster.same("the first apiserver at kindred", &cluster.first).await?;

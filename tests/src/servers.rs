@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, bail};
 
 use crate::{
+    certs::Authority,
     client::Client,
     etcdctl::etcdutl,
     peers::peer,
@@ -39,12 +40,32 @@ impl Etcd {
     /// # Errors
     /// If the etcd does not start.
     pub async fn start_with(dir: &Path, name: &str, flags: &[&str]) -> anyhow::Result<Self> {
-        let any = format!("http://{ANY_PORT}");
+        Self::start_by(dir, name, "http", flags).await
+    }
+
+    /// Starts an etcd that serves clients of an authority over TLS only.
+    ///
+    /// # Errors
+    /// If the etcd does not start.
+    pub async fn start_tls(dir: &Path, name: &str, authority: &Authority) -> anyhow::Result<Self> {
+        let own = authority.leaf(name)?;
+        let flags = [
+            format!("--cert-file={}", own.cert.display()),
+            format!("--key-file={}", own.key.display()),
+            format!("--trusted-ca-file={}", authority.cert.display()),
+            "--client-cert-auth".to_owned(),
+        ];
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        Self::start_by(dir, name, "https", &flags).await
+    }
+
+    async fn start_by(dir: &Path, name: &str, scheme: &str, flags: &[&str]) -> anyhow::Result<Self> {
+        let (clients, any) = (format!("{scheme}://{ANY_PORT}"), format!("http://{ANY_PORT}"));
         let mut args = vec![
             format!("--name={name}"),
             format!("--data-dir={}", dir.join(name).display()),
-            format!("--listen-client-urls={any}"),
-            format!("--advertise-client-urls={any}"),
+            format!("--listen-client-urls={clients}"),
+            format!("--advertise-client-urls={clients}"),
             format!("--listen-peer-urls={any}"),
             format!("--initial-advertise-peer-urls={any}"),
             format!("--initial-cluster={name}={any}"),
@@ -56,7 +77,12 @@ impl Etcd {
             program: peer("etcd")?,
             args,
             env: Vec::new(),
-            ready: "serving client traffic insecurely".to_owned(),
+            ready: if scheme == "http" {
+                "serving client traffic insecurely"
+            } else {
+                "serving client traffic securely"
+            }
+            .to_owned(),
         };
         let process = Process::start(dir, spec).await?;
         let line: serde_json::Value = serde_json::from_str(process.ready_line())?;
@@ -184,8 +210,8 @@ impl Up {
     ///
     /// # Errors
     /// If `kindred adopt` does not become ready.
-    pub async fn adopt(dir: &Path, name: &str, from: &Etcd, flags: &[String]) -> anyhow::Result<Self> {
-        let mut all = vec![format!("--from=http://{}", from.address)];
+    pub async fn adopt(dir: &Path, name: &str, from: &str, flags: &[String]) -> anyhow::Result<Self> {
+        let mut all = vec![format!("--from={from}")];
         all.extend_from_slice(flags);
         Self::start_as("adopt", dir, name, &all, &[]).await
     }

@@ -143,6 +143,11 @@ pub fn to_leave(look: &Look, shown: i64) -> Vec<Finding> {
 
 /// Versions, members, alarms, authentication. False if it could not be asked anything more.
 fn health(look: &Look, report: &mut Report) -> bool {
+    if look.auth {
+        let text = "authentication is enabled, and kindred has no users: use client certificates, and etcdctl auth disable";
+        report.add("auth", Verdict::Refused, text);
+        return false;
+    }
     let mut answered: Vec<&StatusResponse> = Vec::new();
     for (name, status) in &look.members {
         match status {
@@ -177,11 +182,6 @@ fn health(look: &Look, report: &mut Report) -> bool {
             Verdict::Refused,
             format!("{alarm} is raised: it takes no writes; see etcdctl alarm list"),
         );
-    }
-    if look.auth {
-        let text = "authentication is enabled, and kindred has no users: use client certificates, and etcdctl auth disable";
-        report.add("auth", Verdict::Refused, text);
-        return false;
     }
     report.add("auth", Verdict::Good, "none, as kindred expects");
     true
