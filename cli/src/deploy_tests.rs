@@ -332,7 +332,9 @@ fn r17_alerts_name_metrics_and_buckets_that_exist() {
     let known: Vec<_> = kindred_router::metrics::names()
         .chain(kindred_shard::metrics::ALL.iter().map(|metric| metric.name))
         .collect();
-    for alert in ["KindredNoStandbyInSync", "KindredStandbyTrouble", "KindredFailover"] {
+    for alert in
+        ["KindredNoStandbyInSync", "KindredStandbyTrouble", "KindredFailover", "KindredWritesBypassRouters"]
+    {
         assert!(deploy("prometheus/kindred.rules.yaml").contains(&format!("alert: {alert}\n")), "{alert}");
     }
     let mut alerts = 0;
