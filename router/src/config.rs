@@ -14,6 +14,7 @@ use kindred_partition_config::validate::validate;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::moves::machine;
 use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_transport::address::Scheme;
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
 use kindred_transport::network::Network;
@@ -38,6 +39,10 @@ pub struct Args {
     /// Where /health, /metrics and the admin API are.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:2381")]
     pub admin: String,
+    /// More addresses for /metrics, /health, /livez, /readyz and /version alone, comma-separated, as etcd's: http:// asks for no
+    /// certificate, https:// as --listen does.
+    #[arg(long, value_name = "URL[,URL]")]
+    pub listen_metrics_urls: Option<String>,
     /// Stores and partitions, YAML or JSON [default: one store for each busy Kind, see `default.yaml`].
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -134,6 +139,8 @@ pub struct Settings {
     pub listen: Vec<ListenAddr>,
     /// The address of the admin server.
     pub admin: ListenAddr,
+    /// The addresses for probes and metrics alone.
+    pub probes: Vec<ListenAddr>,
     /// Who may use the admin port.
     pub admin_port: AdminArgs,
     /// Whether to listen at addresses that other machines reach although clients need no certificate.
@@ -200,6 +207,12 @@ impl Args {
             errors.push("--listen: no address; give one such as 127.0.0.1:2379");
         }
         let admin = errors.keep(ListenAddr::parse_field("--admin", &self.admin));
+        let probes: Vec<ListenAddr> = self
+            .listen_metrics_urls
+            .iter()
+            .flat_map(|urls| parts(urls))
+            .filter_map(|address| errors.keep(ListenAddr::parse_field("--listen-metrics-urls", address)))
+            .collect();
         if self.threads == 0 {
             errors.push("--threads: 0 threads cannot run; give 1 or more");
         }
@@ -207,6 +220,10 @@ impl Args {
         let store_tls = errors.keep(self.store_tls.load());
         let meta_tls = errors.keep(self.meta_tls.load());
         let etcd_tls = errors.keep(self.etcd_tls.load());
+        let asks = probes.iter().any(|address| address.scheme() == Scheme::Tls);
+        if asks && matches!(tls, Some(None)) {
+            errors.push("--listen-metrics-urls: https:// needs --cert-file and --key-file; write http://, or give them");
+        }
         let secret = self.cluster_secret_file.as_deref();
         let secret = secret.and_then(|path| errors.keep(Secret::read("--cluster-secret-file", path)));
         let meta = self.meta_settings(&mut errors);
@@ -221,6 +238,7 @@ impl Args {
             return Ok(Settings {
                 listen,
                 admin,
+                probes,
                 admin_port: self.admin_port.clone(),
                 insecure_listen: self.insecure_listen,
                 secret,

@@ -48,7 +48,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         drain.on_signals().context("cannot listen for signals")?;
         let bound = bind(settings, &drain, recorder()).await?;
         let mut out = std::io::stdout();
-        writeln!(out, "kindred-router ready listen={} admin={}", bound.listen.join(","), bound.admin)?;
+        let probes = match bound.probes.as_slice() {
+            [] => String::new(),
+            at => format!(" metrics={}", at.join(",")),
+        };
+        writeln!(
+            out,
+            "kindred-router ready listen={} admin={}{probes}",
+            bound.listen.join(","),
+            bound.admin
+        )?;
         out.flush()?;
         if let Drained::Forced(left) = drain.finish().await {
             tracing::warn!(left, "connections were closed at the end of the grace period");
@@ -74,6 +83,8 @@ pub struct Bound {
     pub listen: Vec<String>,
     /// The address of the admin server.
     pub admin: String,
+    /// The addresses for probes and metrics alone.
+    pub probes: Vec<String>,
     pub app: App,
 }
 
@@ -96,6 +107,12 @@ pub async fn bind(
     let listening: Vec<Endpoint> = listeners.iter().map(|l| l.local_endpoint().clone()).collect();
     let listen: Vec<String> = listening.iter().map(ToString::to_string).collect();
     let admin = admin_listener.local_endpoint().to_string();
+    let mut probe_listeners = Vec::new();
+    for address in &settings.probes {
+        let options = ListenOptions::of_admin(address, settings.tls.clone()).on(&settings.network);
+        probe_listeners.push(Listener::bind(address, options).await?);
+    }
+    let probes_at = probe_listeners.iter().map(|listener| listener.local_endpoint().to_string()).collect();
 
     let options = ConnectOptions {
         tls: settings.store_tls,
@@ -169,9 +186,13 @@ pub async fn bind(
             server::serve(incoming, served.clone(), server::STREAMS_MAX, drain.stopping())
         });
     }
+    for listener in probe_listeners {
+        let (routes, drained) = (probes.clone().routes(), drain.clone());
+        drain.spawn(async move { admin::serve(listener, routes, &AdminGuard::default(), &drained).await });
+    }
     let (routes, admin_drain) = (admin_routes::routes(parts, probes), drain.clone());
     drain.spawn(async move { admin::serve(admin_listener, routes, &guard, &admin_drain).await });
-    Ok(Bound { listen, admin, app })
+    Ok(Bound { listen, admin, probes: probes_at, app })
 }
 
 /// Refuses addresses that would be open to strangers; returns who may use the admin port.

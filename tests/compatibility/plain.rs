@@ -6,6 +6,7 @@ use std::{path::Path, process::Command, time::Duration};
 use anyhow::ensure;
 use kindred_tests::{
     peers::peer,
+    ports::Port,
     scenario,
     servers::{Etcd, Shard, Up},
 };
@@ -50,6 +51,29 @@ async fn plain(dir: &Path) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// As an etcd's of kubeadm: clients need certificates, and the kubelet's probe has none.
+#[test]
+fn metrics_urls_answer_probes_without_a_certificate_and_nothing_else() {
+    scenario::run("metrics_urls", Duration::from_secs(60), |dir| async move {
+        let port = Port::free()?;
+        let at = format!("127.0.0.1:{}", port.number());
+        let flags = ["--auto-tls".to_owned(), format!("--listen-metrics-urls=http://{at}")];
+        let up = Up::start(&dir, "up", &flags).await?;
+        for probe in ["/livez", "/readyz", "/health", "/version", "/metrics"] {
+            let answer = ask(&at, "GET", probe, "", usize::MAX).await?;
+            ensure!(answer.code == 200, "{probe}: {answer:?}");
+        }
+        for other in ["/api/v1/stores", "/api/v1/moves", "/v3/kv/range", "/"] {
+            let answer = ask(&at, "GET", other, "", usize::MAX).await?;
+            ensure!(answer.code == 404, "{other}: {answer:?}");
+        }
+        let posted = ask(&at, "POST", "/v3/kv/range", "{\"key\":\"Zm9v\"}", usize::MAX).await?;
+        ensure!(posted.code == 404, "{posted:?}");
+        ensure!(ask(&up.address, "GET", "/health", "", usize::MAX).await.is_err(), "TLS is asked for");
+        Ok(())
+    });
 }
 
 #[test]

@@ -17,6 +17,9 @@ pub struct UpArgs {
     /// Address of the admin port: health, readiness, metrics, stores.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:2381")]
     pub admin: String,
+    /// More addresses for probes and metrics alone, comma-separated, as etcd's.
+    #[arg(long, value_name = "URL[,URL]")]
+    pub listen_metrics_urls: Option<String>,
     /// Initial stores and partitions (YAML or JSON) [default: built in]. Stores without endpoints run here. Later
     /// changes are made through the admin API.
     #[arg(long, value_name = "FILE")]

@@ -29,7 +29,8 @@ pub fn check(args: &UpArgs) -> anyhow::Result<()> {
 pub async fn check_free(args: &UpArgs) -> anyhow::Result<()> {
     let mut held = Vec::new();
     for router in 0..args.routers {
-        for (flag, list) in [("--listen", &args.listen), ("--admin", &args.admin)] {
+        let probes = args.listen_metrics_urls.iter().map(|list| ("--listen-metrics-urls", list));
+        for (flag, list) in [("--listen", &args.listen), ("--admin", &args.admin)].into_iter().chain(probes) {
             for address in layout::nth_address(flag, list, router)?.split(',') {
                 let address = ListenAddr::parse_field(flag, address.trim())?;
                 match Reserved::of(&address).await {

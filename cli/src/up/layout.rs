@@ -358,6 +358,11 @@ pub fn router(
     flag("name", router_name(router));
     flag("listen", listen.to_owned());
     flag("admin", admin.to_owned());
+    let probes =
+        args.listen_metrics_urls.as_ref().map(|urls| nth_address("--listen-metrics-urls", urls, router));
+    if let Some(Ok(probes)) = probes {
+        flag("listen-metrics-urls", probes);
+    }
     let scheme = if tls.is_some() { "https" } else { "http" };
     flag("meta", format!("{scheme}://{}", beside.meta));
     flag("meta-cache", state_file(&args.data_dir, router).display().to_string());
