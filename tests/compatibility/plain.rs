@@ -5,6 +5,7 @@ use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::ensure;
 use kindred_tests::{
+    etcdctl,
     peers::peer,
     ports::Port,
     scenario,
@@ -72,6 +73,20 @@ fn metrics_urls_answer_probes_without_a_certificate_and_nothing_else() {
         let posted = ask(&at, "POST", "/v3/kv/range", "{\"key\":\"Zm9v\"}", usize::MAX).await?;
         ensure!(posted.code == 404, "{posted:?}");
         ensure!(ask(&up.address, "GET", "/health", "", usize::MAX).await.is_err(), "TLS is asked for");
+        Ok(())
+    });
+}
+
+/// kine, which is a part of k3s, hands an etcd's URL through, and k3s keeps its bootstrap data there.
+#[test]
+fn k3s_uses_kindred_as_its_datastore() {
+    scenario::run("k3s", Duration::from_secs(120), |dir| async move {
+        let (etcd, up) = (Etcd::start(&dir, "etcd").await?, Up::start(&dir, "up", &[]).await?);
+        for address in [&etcd.address, &up.address] {
+            let program = peer("k3s-datastore-check")?;
+            let checked = etcdctl::run(&program, &[&format!("http://{address}")], "").await?.ok()?;
+            ensure!(checked.trim() == "ok", "{checked}");
+        }
         Ok(())
     });
 }

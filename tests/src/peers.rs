@@ -19,10 +19,13 @@ pub enum PeerSet {
     Kube,
     /// kubeadm's own check of an external etcd.
     Kubeadm,
+    /// k3s' own way to an etcd, in kine.
+    Kine,
 }
 
 static ETCD: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
+static KINE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 static KUBEADM: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
 
 /// The folder `tests/peers` of this checkout.
@@ -39,6 +42,7 @@ pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
         "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" => (PeerSet::Etcd, &ETCD),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
+        "k3s-datastore-check" => (PeerSet::Kine, &KINE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
         _ => bail!("no peer is called {name}"),
     };
@@ -53,6 +57,7 @@ fn install(set: PeerSet) -> anyhow::Result<BTreeMap<String, PathBuf>> {
         PeerSet::Etcd => "etcd",
         PeerSet::Kube => "kube",
         PeerSet::Kubeadm => "kubeadm",
+        PeerSet::Kine => "kine",
     };
     let output =
         Command::new(&script).arg(set).output().with_context(|| format!("running {}", script.display()))?;
