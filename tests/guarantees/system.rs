@@ -107,9 +107,12 @@ impl Assumptions {
     pub fn config(&self) -> Config {
         let base = match self.order {
             Order::Etcd => Config::etcd(),
-            Order::Dense => {
-                Config { prev_kv_compactable: false, progress_below_start: false, ..Config::etcd() }
-            }
+            Order::Dense => Config {
+                prev_kv_compactable: false,
+                prev_kv_late: false,
+                progress_below_start: false,
+                ..Config::etcd()
+            },
             Order::PerKind => {
                 Config::kindred(KINDS.iter().map(|kind| kindred_checker::Key::from(kind.prefix)))
             }

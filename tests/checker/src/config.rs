@@ -55,6 +55,9 @@ pub struct Config {
     /// prev_kv may be absent once the previous version was compacted. This is so in etcd; kindred cancels the watch
     /// instead.
     pub prev_kv_compactable: bool,
+    /// The first events of a watch may lack prev_kv: etcd begins a watch, and only then notes that it wants them
+    /// (`server/etcdserver/api/v3rpc/watch.go`).
+    pub prev_kv_late: bool,
     /// A manual progress may reach a watch whose start lies above it (etcd #20221). kindred sends none to such a watch
     /// (R7).
     pub progress_below_start: bool,
@@ -90,6 +93,7 @@ impl Config {
             closed_world: true,
             split_delete_ranges: false,
             prev_kv_compactable: true,
+            prev_kv_late: true,
             progress_below_start: true,
             gaps: Vec::new(),
             latency_max: None,
@@ -120,6 +124,7 @@ impl Config {
             header_scope: HeaderScope::Domain,
             split_delete_ranges: true,
             prev_kv_compactable: false,
+            prev_kv_late: false,
             progress_below_start: false,
             ..Self::etcd()
         }

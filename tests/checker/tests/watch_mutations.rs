@@ -320,6 +320,22 @@ fn prev_kv_may_be_compacted_in_etcd_only() {
 }
 
 #[test]
+fn prev_kv_may_begin_late_in_etcd_only() {
+    for (flavour, response, clean) in
+        [(Flavour::Etcd, 1, true), (Flavour::Etcd, 2, false), (Flavour::Kindred, 1, false)]
+    {
+        let mut world = World::new(flavour);
+        let created = world.put(0, "/registry/pods/a", "a1");
+        let watch = world.watch(1, 1, PODS, from(created.next().0));
+        world.put(0, "/registry/pods/a", "a2");
+        world.put(0, "/registry/pods/a", "a3");
+        world.deliver(watch);
+        world.events(watch, response)[0].prev_kv = None;
+        assert_eq!(world.check().is_clean(), clean, "response {response}");
+    }
+}
+
+#[test]
 fn filtered_kinds_and_foreign_keys() {
     let mut world = one_watch();
     world.history.watches[0].options.no_delete = true;

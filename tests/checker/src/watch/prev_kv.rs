@@ -32,7 +32,8 @@ fn wrong(
     let (event, kv) = (item.event, &item.event.kv);
     let Some(previous) = &event.prev_kv else {
         let created = event.kind == EventKind::Put && kv.create == kv.modified;
-        let needed = view.watch.options.prev_kv && !created && !may_be_compacted(context, item);
+        let late = context.config.prev_kv_late && item.group == 0;
+        let needed = view.watch.options.prev_kv && !created && !late && !may_be_compacted(context, item);
         return needed.then_some(("no prev_kv", None));
     };
     if !view.watch.options.prev_kv {
