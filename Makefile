@@ -10,7 +10,7 @@ export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 # build, is no fault of what is tested. TMPDIR, if it is set, goes before.
 IN_MEMORY = $$([ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -ge 8388608 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 
-.PHONY: run test adopt-demo verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
+.PHONY: run test adopt-demo clients verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
@@ -45,9 +45,13 @@ valgrind:
 build:
 	$(CARGO) build --workspace --locked --bins
 
-## peers: etcd, etcdctl, kube-apiserver and kubectl, built from their Go modules and cached
+## peers: etcd, etcdctl, kube-apiserver and kubectl, and clients of etcd with their tests, from their registries and cached
 peers:
 	tests/peers/install
+
+## clients: the client libraries with CLIENTS in their names ("API": etcd's tests of its API, which `make test` leaves out) at etcd, a shard and a router
+clients: peers build
+	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KINDRED_CLIENTS="$(or $(CLIENTS),etcd)" $(CARGO) test --workspace --locked --test compatibility clients -- --nocapture
 
 ## verify: what must hold before a commit, without changing the tree
 verify:

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_router_core::header_ids::{HeaderIds, RAFT_TERM};
-use kindred_wire::rope::Rope;
+use kindred_wire::{peek, rope::Rope};
 
 /// The ids in every header, and how members list this router.
 #[derive(Debug)]
@@ -15,16 +15,12 @@ pub struct Identity {
     pub name: String,
     /// The URLs that MemberList shows for this router.
     pub client_urls: Vec<String>,
-    /// [`HeaderIds::patch`] in its encoded form.
-    header_tail: Bytes,
 }
 
 impl Identity {
     #[must_use]
-    pub fn new(cluster_id: u64, member_id: u64, name: String, client_urls: Vec<String>) -> Self {
-        let mut header_tail = Vec::new();
-        HeaderIds { cluster_id, member_id }.patch().append_to(&mut header_tail);
-        Self { cluster_id, member_id, name, client_urls, header_tail: header_tail.into() }
+    pub const fn new(cluster_id: u64, member_id: u64, name: String, client_urls: Vec<String>) -> Self {
+        Self { cluster_id, member_id, name, client_urls }
     }
 
     /// The ids in headers.
@@ -47,7 +43,29 @@ impl Identity {
     /// The answer with the ids of this router in its header.
     #[must_use]
     pub fn patched(&self, mut answer: Rope) -> Rope {
-        answer.append(&self.header_tail);
+        let leading = peek::leading_revision(answer.front());
+        let revision = leading.unwrap_or_else(|| peek::revision_shown(&answer.clone().into_bytes()));
+        let mut tail = Vec::with_capacity(48);
+        self.ids().patch(revision).append_to(&mut tail);
+        answer.append(&Bytes::from(tail));
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_proto::etcdserverpb::PutResponse;
+    use prost::Message as _;
+
+    use super::*;
+
+    #[test]
+    fn the_last_header_of_an_answer_is_whole() {
+        let identity = Identity::new(1, 2, "router".to_owned(), Vec::new());
+        let header = Some(ResponseHeader { cluster_id: 9, member_id: 9, revision: 7, raft_term: 9 });
+        let answer = Bytes::from(PutResponse { header, prev_kv: None }.encode_to_vec());
+        let patched = identity.patched(answer.clone().into()).into_bytes();
+        let last = PutResponse::decode(patched.slice(answer.len()..)).unwrap();
+        assert_eq!(last.header, identity.typed_header(7));
     }
 }

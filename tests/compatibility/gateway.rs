@@ -13,7 +13,10 @@ use kindred_tests::{
     servers::{Etcd, Shard, Up},
 };
 
-use crate::web::{Answer, Answering, ask, normal, same};
+use crate::{
+    documented::documented,
+    web::{Answer, Answering, ask, normal, same},
+};
 
 /// A path, the body, and how many lines of the answer to read (0: all).
 type Request = (&'static str, &'static str, usize);
@@ -148,7 +151,7 @@ async fn compare(dir: &Path) -> anyhow::Result<()> {
     }
     events(&shard.address, &up.address, &etcd.address).await?;
     report(&format!("{} requests", REQUESTS.len()));
-    documented(&table(&compared))
+    documented("docs/compatibility.md", "compared", &table(&compared))
 }
 
 /// The table of the documentation: the requests that were compared, by their paths.
@@ -160,24 +163,6 @@ fn table(compared: &BTreeMap<&str, (u32, BTreeSet<u16>)>) -> String {
         text += &format!("| `{path}` | {requests} | {} | equal | equal |\n", codes.join(", "));
     }
     text
-}
-
-/// Compares the table with the documentation, or with `KINDRED_DOCS=write` writes it there.
-fn documented(table: &str) -> anyhow::Result<()> {
-    const MARK: &str = "<!-- compared -->\n\n";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/compatibility.md");
-    let text = std::fs::read_to_string(&path)?;
-    let (before, behind) = text.split_once(MARK).context("the mark of the table")?;
-    let there: String = behind.split_inclusive('\n').take_while(|line| line.starts_with('|')).collect();
-    if there == table {
-        return Ok(());
-    }
-    ensure!(
-        std::env::var("KINDRED_DOCS").is_ok_and(|to| to == "write"),
-        "docs/compatibility.md has another table: run this test with KINDRED_DOCS=write\n{table}"
-    );
-    let rest = behind[there.len()..].trim_start_matches('\n');
-    Ok(std::fs::write(&path, format!("{before}{MARK}{table}\n{rest}"))?)
 }
 
 fn check(theirs: &Answer, ours: &Answer, revisions: bool) -> anyhow::Result<()> {

@@ -1,6 +1,8 @@
 //! What clients and tools that were written for etcd get: the same requests go to a real etcd, to a shard alone and to a
 //! router, and the answers are compared.
 
+mod clients;
+mod documented;
 mod gateway;
 mod import;
 mod plain;

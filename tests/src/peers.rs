@@ -2,7 +2,6 @@
 //! for each set in a test process.
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -21,12 +20,40 @@ pub enum PeerSet {
     Kubeadm,
     /// k3s' own way to an etcd, in kine.
     Kine,
+    /// etcd's own integration tests, a program for each package.
+    EtcdTests,
+    /// Libraries of Python with their tests.
+    Python,
+    /// Cases of npm's etcd3.
+    Node,
 }
 
-static ETCD: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
-static KUBE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
-static KINE: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
-static KUBEADM: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
+impl PeerSet {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Kube => "kube",
+            Self::Kubeadm => "kubeadm",
+            Self::Kine => "kine",
+            Self::EtcdTests => "etcd-tests",
+            Self::Python => "python",
+            Self::Node => "node",
+        }
+    }
+}
+
+/// A peer that `tests/peers/install` lists.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    pub name: String,
+    pub path: PathBuf,
+    pub version: String,
+}
+
+static ETCD: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static KUBE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static KINE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static KUBEADM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 
 /// The folder `tests/peers` of this checkout.
 #[must_use]
@@ -46,33 +73,33 @@ pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
         _ => bail!("no peer is called {name}"),
     };
-    let installed = found.get_or_init(|| install(set).map_err(|error| format!("{error:#}")));
+    let installed = found.get_or_init(|| listed(set).map_err(|error| format!("{error:#}")));
     let installed = installed.as_ref().map_err(|error| anyhow!("{error}"))?;
-    installed.get(name).cloned().with_context(|| format!("tests/peers/install does not list {name}"))
+    let found = installed.iter().find(|peer| peer.name == name);
+    Ok(found.with_context(|| format!("tests/peers/install does not list {name}"))?.path.clone())
 }
 
-fn install(set: PeerSet) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+/// All peers of a set, which are built if they are not there. There are none of a language that the machine lacks.
+///
+/// # Errors
+/// As [`peer`].
+pub fn listed(set: PeerSet) -> anyhow::Result<Vec<Peer>> {
     let script = peers_dir().join("install");
-    let set = match set {
-        PeerSet::Etcd => "etcd",
-        PeerSet::Kube => "kube",
-        PeerSet::Kubeadm => "kubeadm",
-        PeerSet::Kine => "kine",
-    };
+    let set = set.name();
     let output =
         Command::new(&script).arg(set).output().with_context(|| format!("running {}", script.display()))?;
     if !output.status.success() {
         bail!("{} {set}: {}\n{}", script.display(), output.status, String::from_utf8_lossy(&output.stderr));
     }
-    let mut peers = BTreeMap::new();
+    let mut peers = Vec::new();
     for line in String::from_utf8(output.stdout)?.lines() {
         let mut words = line.split_whitespace();
         let (Some(name), Some(path)) = (words.next(), words.next()) else { continue };
-        let path = PathBuf::from(path);
+        let (path, version) = (PathBuf::from(path), words.next().unwrap_or_default());
         if !path.is_file() {
             bail!("tests/peers/install lists {name} at {}, which does not exist", path.display());
         }
-        peers.insert(name.to_owned(), path);
+        peers.push(Peer { name: name.to_owned(), path, version: version.to_owned() });
     }
     Ok(peers)
 }

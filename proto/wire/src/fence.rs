@@ -181,12 +181,14 @@ pub fn fence_of(range: &[u8], revision: i64) -> Result<Fence<'_>, WireError> {
     Ok(Fence { mod_revision: kv.mod_revision, value: kv.value, revision })
 }
 
-/// The answer to the plain request: the nested answer with the header.
+/// The answer to the plain request: the nested answer behind the header, without one of its own.
 #[must_use]
 pub fn with_header(answer: &[u8], header: ResponseHeader) -> Vec<u8> {
-    let mut own = Vec::with_capacity(answer.len() + 32);
-    own.extend_from_slice(answer);
+    let mut own = Vec::with_capacity(answer.len() + 48);
     HeaderPatch::all(header).append_to(&mut own);
+    let mut fields = Fields::new(answer);
+    let nested = fields.next().is_some_and(|field| field.is_ok_and(|field| field.number == 1));
+    own.extend_from_slice(&answer[if nested { fields.offset() } else { 0 }..]);
     own
 }
 

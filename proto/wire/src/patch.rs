@@ -1,5 +1,7 @@
 //! Changes a few fields of encoded messages and leaves all other bytes alone.
 //!
+//! A header that is sent to clients is patched as a whole, for decoders which replace where others merge.
+//!
 //! A field at the end of a message overrides an earlier one. The last scalar wins, and a repeated occurrence of a
 //! message outside a oneof merges, in prost and in both Go implementations (including gogo, which etcd used up to 3.6).
 //! So a patch of the header, `more`, `count` or `watch_id` is a few bytes after the answer, which need not be parsed,

@@ -322,3 +322,10 @@ pub fn leading_revision(response: &[u8]) -> Option<i64> {
     let first = Fields::new(response).next()?.ok().filter(|field| field.number == 1)?;
     Some(ResponseHeader::parse(first.bytes().ok()?).ok()?.revision)
 }
+
+/// The revision in the header of any response except a `RangeStreamResponse`; 0 if there is none to be read. The header
+/// is expected at the start, and is looked for in the whole response only if it is not there.
+#[must_use]
+pub fn revision_shown(response: &[u8]) -> i64 {
+    leading_revision(response).or_else(|| header_revision(response).ok()).unwrap_or_default()
+}

@@ -17,20 +17,16 @@ pub struct HeaderIds {
 }
 
 impl HeaderIds {
-    /// The patch that, appended to an answer, sets its header's ids to these. The revision stays the store's.
+    /// The patch that, appended to an answer, sets its header's ids to these. It repeats the revision: decoders that
+    /// replace an earlier message where others merge, such as protobuf.js, see this header alone.
     #[must_use]
-    pub fn patch(self) -> HeaderPatch {
-        HeaderPatch {
-            cluster_id: Some(self.cluster_id),
-            member_id: Some(self.member_id),
-            revision: None,
-            raft_term: Some(RAFT_TERM),
-        }
+    pub const fn patch(self, revision: i64) -> HeaderPatch {
+        HeaderPatch::all(self.header(revision))
     }
 
     /// A header with these ids and the given revision.
     #[must_use]
-    pub fn header(self, revision: i64) -> ResponseHeader {
+    pub const fn header(self, revision: i64) -> ResponseHeader {
         ResponseHeader {
             cluster_id: self.cluster_id,
             member_id: self.member_id,

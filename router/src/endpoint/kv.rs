@@ -21,7 +21,7 @@ use kindred_transport::unread::LongRead;
 use kindred_transport::{ending, grpc};
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
-use kindred_wire::patch::{HeaderPatch, RangePatch};
+use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
@@ -137,7 +137,7 @@ impl Kv {
                     [] => to.send(method, effect, body, deadline).await,
                     leases => self.send_leased(to, method, body, leases, deadline).await,
                 }?;
-                let shown = shown_by(&answer, to.store);
+                let shown = shown_by(&answer);
                 let now = |routes: &Routes| spread_by(method, &asked, routes);
                 self.with.routing.show_of_store(to.store, &spread, shown, generation, now);
                 Ok(answer)
@@ -200,9 +200,7 @@ impl Kv {
         let to = To { store: &store, min_revision: self.with.routing.min_revision(&spread), generation };
         let Opened { chunks, revision } =
             self.with.reads.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
-        let mut tail = Vec::new();
-        let header = HeaderPatch { revision, ..self.with.identity.ids().patch() };
-        RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
+        let ids = self.with.identity.ids();
         let routing = self.with.routing.clone();
         // Only the last message has a header, so a stream that ends without one is incomplete, whatever its status.
         let (good_end, chunks) = ending::produced(chunks);
@@ -215,6 +213,9 @@ impl Kv {
                     let revision = revision.map_or(said, Revision);
                     let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
                     routing.show_of_store(&store, &spread, revision, generation, now);
+                    let mut tail = Vec::new();
+                    let header = ids.patch(revision.get());
+                    RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
                     append(chunk, &tail)
                 }
             }),
@@ -309,11 +310,10 @@ impl Routed for AskedStream<'_> {
     }
 }
 
-/// The revision in an answer's header. A shard writes the header first; an etcd's may be corrected by a later field.
-fn shown_by(answer: &Rope, store: &Store) -> Revision {
-    let leading = if store.is_shard() { peek::leading_revision(answer.front()) } else { None };
-    let shown = leading.or_else(|| peek::header_revision(&answer.clone().into_bytes()).ok());
-    Revision(shown.unwrap_or_default())
+/// The revision in an answer's header. Every store writes the header first.
+fn shown_by(answer: &Rope) -> Revision {
+    let leading = peek::leading_revision(answer.front());
+    Revision(leading.unwrap_or_else(|| peek::revision_shown(&answer.clone().into_bytes())))
 }
 
 /// The Kinds on several stores whose revision a request shows, by another map than the one that it was carried out by.

@@ -67,6 +67,12 @@ struct Watch {
 }
 
 impl Watch {
+    /// Whether a promise at a revision may cover this watch. A watch that begins now is behind what is current, and has
+    /// everything up to that.
+    fn has_started(&self, at: Revision) -> bool {
+        self.start <= if self.spec.start.is_none() { at.next() } else { at }
+    }
+
     fn want(&self) -> Want<'_> {
         let WatchSpec { range, prev_kv, no_put, no_delete, .. } = &self.spec;
         Want {

@@ -182,6 +182,28 @@ fn pitfall_a7_no_progress_below_a_start_in_the_future() {
 }
 
 #[test]
+fn pitfall_a7_progress_for_a_watch_that_begins_now_over_an_idle_store() {
+    for mut engine in [dense(), hlc()] {
+        let stream = engine.watch_open();
+        let spec = WatchSpec { progress_notify: true, ..watch(single("a"), None) };
+        engine.watch_create(stream, spec).expect("free");
+        let header = engine.current(&[single("a")]);
+        engine.watch_progress(stream);
+        assert_eq!(pull(&mut engine, stream, ALL), ["created 0".to_owned(), format!("progress * {header}")]);
+        // The next revision is above every promise.
+        let written = write(&mut engine, put("a", ""));
+        assert!(written > header);
+        assert_eq!(pull(&mut engine, stream, ALL), [format!("0: +a@{written}")]);
+    }
+    let mut engine = dense();
+    let stream = engine.watch_open();
+    let spec = WatchSpec { progress_notify: true, ..watch(single("a"), None) };
+    engine.watch_create(stream, spec).expect("free");
+    engine.progress_tick(WallMicros(0));
+    assert_eq!(pull(&mut engine, stream, ALL), ["created 0", "progress 0 1"]);
+}
+
+#[test]
 fn pitfall_a8_an_empty_value_is_not_a_deletion() {
     let mut engine = dense();
     let stream = engine.watch_open();

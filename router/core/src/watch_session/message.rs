@@ -4,7 +4,7 @@ use bytes::Bytes;
 use kindred_wire::answer::{WatchResponse, watch_events};
 use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len, put_watch_event};
 use kindred_wire::patch::WatchPatch;
-use kindred_wire::peek::{ResponseHeader, WatchCreateRequest};
+use kindred_wire::peek::{ResponseHeader, WatchCreateRequest, revision_shown};
 use kindred_wire::scan::WireError;
 use kindred_wire::watch_request;
 
@@ -83,8 +83,8 @@ fn mod_revision(event: &[u8]) -> Result<i64, WireError> {
 
 /// The store's message with the client's watch id and the router's header.
 pub(super) fn for_client(message: Bytes, ids: HeaderIds, watch_id: i64) -> Bytes {
-    let mut tail = Vec::with_capacity(32);
-    WatchPatch { header: ids.patch(), watch_id: Some(watch_id) }.append_to(&mut tail);
+    let mut tail = Vec::with_capacity(48);
+    WatchPatch { header: ids.patch(revision_shown(&message)), watch_id: Some(watch_id) }.append_to(&mut tail);
     append(message, &tail)
 }
 
@@ -144,4 +144,20 @@ pub(super) fn cancel(watch_id: i64) -> Bytes {
 
 pub(super) fn progress() -> Bytes {
     watch_request::progress().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_wire::peek;
+
+    use super::*;
+
+    #[test]
+    fn the_last_header_of_a_message_is_whole() {
+        let stores = ResponseHeader { cluster_id: 9, member_id: 9, revision: 7, raft_term: 9 };
+        let sent = own(stores, 4, WatchHead { created: true, ..WatchHead::default() });
+        let ids = HeaderIds { cluster_id: 1, member_id: 2 };
+        let got = for_client(sent.clone(), ids, 3);
+        assert_eq!(peek::response_header(&got[sent.len()..]), Ok(Some(ids.header(7))));
+    }
 }

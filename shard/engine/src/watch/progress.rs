@@ -59,7 +59,7 @@ impl Watches {
             return None;
         }
         let stream = self.streams.get(&id)?;
-        let started = |key| self.watches.get(key).is_some_and(|watch| watch.start <= target);
+        let started = |key| self.watches.get(key).is_some_and(|watch| watch.has_started(target));
         let all_started = !stream.watches.is_empty() && stream.watches.values().all(started);
         let due = stream.progress.periodic.iter().filter(|id| stream.watches.get(id).is_some_and(started));
         let mut said: Vec<WatchOut> =

@@ -1,0 +1,84 @@
+//! Client libraries that were written for etcd, with the tests that their authors wrote for them, or with ours where
+//! there are none: each case at a real etcd, at a shard alone and at a router. A case that passes at etcd passes at
+//! kindred, or is in the table of differences with the reason.
+
+mod differences;
+mod go;
+mod libraries;
+mod run;
+mod side;
+mod table;
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, ensure};
+use kindred_tests::scenario::{self, report};
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use self::{
+    run::{Outcome, Suite, run},
+    side::Side,
+};
+
+/// How many suites run at a time. Most of their time is waiting.
+const AT_A_TIME: usize = 12;
+
+/// What became of each case of a client, at each side.
+type Results = BTreeMap<String, BTreeMap<Side, Outcome>>;
+
+#[test]
+fn clients_of_etcd_find_what_they_find_at_etcd() {
+    scenario::run("clients", Duration::from_secs(120), |dir| async move { compare(&dir).await });
+}
+
+/// `KINDRED_CLIENTS` has words of the names of those to run, separated by commas. Without it, all run but etcd's tests of
+/// its API, which take longest and are of the servers more than of a client.
+async fn compare(dir: &Path) -> anyhow::Result<()> {
+    let wanted = std::env::var("KINDRED_CLIENTS").ok();
+    let mut suites = go::suites()?;
+    let (libraries, lacking) = libraries::suites()?;
+    suites.extend(libraries);
+    for language in &lacking {
+        report(&format!(
+            "NOT RUN: the clients of {language}, which this machine lacks. See tests/peers/README.md"
+        ));
+    }
+    suites.retain(|suite| match &wanted {
+        Some(wanted) => wanted.split(',').any(|word| suite.client.contains(word)),
+        None => suite.client != differences::API,
+    });
+    let results = run_all(suites.clone(), dir).await?;
+    let rows = table::rows(&suites, &results);
+    for row in &rows {
+        report(&row.to_string());
+    }
+    let wrong = differences::unexpected(&results);
+    ensure!(wrong.is_empty(), "{} cases:\n{}", wrong.len(), wrong.join("\n"));
+    if wanted.is_none() && lacking.is_empty() { table::documented(&rows) } else { Ok(()) }
+}
+
+/// Runs every suite at every side, a few at a time.
+async fn run_all(suites: Vec<Suite>, dir: &Path) -> anyhow::Result<BTreeMap<String, Results>> {
+    let turns = Arc::new(Semaphore::new(AT_A_TIME));
+    let mut runs = JoinSet::new();
+    for suite in suites {
+        for side in Side::ALL {
+            let (suite, turns, dir) = (suite.clone(), Arc::clone(&turns), dir.to_owned());
+            runs.spawn(async move {
+                let _turn = turns.acquire().await?;
+                let what = format!("{} {} at {side:?}", suite.client, suite.part);
+                let outcomes = run(&suite, side, &dir).await.context(what)?;
+                anyhow::Ok((suite.client, side, outcomes))
+            });
+        }
+    }
+    let mut results: BTreeMap<String, Results> = BTreeMap::new();
+    while let Some(done) = runs.join_next().await {
+        let (client, side, outcomes) = done??;
+        let of_client = results.entry(client).or_default();
+        for (case, outcome) in outcomes {
+            of_client.entry(case).or_default().insert(side, outcome);
+        }
+    }
+    Ok(results)
+}

@@ -1,0 +1,218 @@
+//! The cases that pass at etcd and not at kindred, each with the reason.
+
+use std::collections::BTreeMap;
+
+use super::{Results, run::Outcome, side::Side};
+
+/// Cases that differ for the same reason.
+#[derive(Debug)]
+pub struct Difference {
+    pub reason: &'static str,
+    pub at: &'static [Side],
+    /// A client, and its cases.
+    pub cases: &'static [(&'static str, &'static [&'static str])],
+}
+
+const KINDRED: &[Side] = &[Side::Shard, Side::Router];
+const SHARD: &[Side] = &[Side::Shard];
+const ROUTER: &[Side] = &[Side::Router];
+
+/// The name of etcd's tests of its API, which run when they are asked for.
+pub const API: &str = "etcd's tests of its API";
+const CLIENTV3: &str = "etcd's tests of clientv3";
+const EXAMPLES: &str = "etcd's tests of examples";
+const LEASE: &str = "etcd's tests of lease";
+const RECIPES: &str = "etcd's tests of recipes";
+const WATCH: &str = "etcd's tests of watch";
+
+pub const DIFFERENCES: &[Difference] = &[
+    Difference {
+        reason: "There are no users and roles.",
+        at: KINDRED,
+        cases: &[
+            (
+                CLIENTV3,
+                &[
+                    "TestAddUserAfterDelete",
+                    "TestGetTokenWithoutAuth",
+                    "TestMirrorSync_Authenticated",
+                    "TestUserError",
+                    "TestUserErrorAuth",
+                ],
+            ),
+            (EXAMPLES, &["ExampleAuth"]),
+            (
+                API,
+                &[
+                    "TestElectionWithAuthEnabled",
+                    "TestPutWithLeaseInTXN",
+                    "TestReadWithPrevKvInTXN",
+                    "TestV3AuthEmptyUserGet",
+                    "TestV3AuthEmptyUserPut",
+                    "TestV3AuthNestedTxnPermissionDenied",
+                    "TestV3AuthNonAuthorizedRPCs",
+                    "TestV3AuthOldRevConcurrent",
+                    "TestV3AuthRevision",
+                    "TestV3AuthTokenWithDisable",
+                    "TestV3AuthWatchErrorAndWatchId0",
+                    "TestV3AuthWithLeaseAttach",
+                    "TestV3AuthWithLeaseRenew",
+                    "TestV3AuthWithLeaseRevoke",
+                    "TestV3AuthWithLeaseRevokeWithRoot",
+                ],
+            ),
+        ],
+    },
+    Difference {
+        reason: "The case expects revisions to count from 1 and by 1. Those of a router are times.",
+        at: ROUTER,
+        cases: &[
+            (
+                CLIENTV3,
+                &[
+                    "TestKVCompact",
+                    "TestKVCompactError",
+                    "TestKVRange",
+                    "TestMirrorSync",
+                    "TestNamespaceWatch",
+                ],
+            ),
+            (LEASE, &["TestLeasingTxnOwnerIf"]),
+            (
+                WATCH,
+                &[
+                    "TestV3WatchCurrentPutOverlap",
+                    "TestV3WatchEmptyKey",
+                    "TestV3WatchFromCurrentRevision",
+                    "TestV3WatchFutureRevision",
+                    "TestV3WatchMultipleEventsTxnSynced",
+                    "TestV3WatchMultipleStreamsSynced",
+                    "TestV3WatchWithFilter",
+                    "TestWatchRequestProgress",
+                    "TestWatchResumeCompacted",
+                ],
+            ),
+            (API, &["TestV3RangeRequest", "TestV3TxnRevision"]),
+            ("Python etcd3", &["test_watch_key_with_revision_compacted"]),
+        ],
+    },
+    Difference {
+        reason: "The case watches from revision 1, which lies below the beginning of every store of a router, and so is compacted.",
+        at: ROUTER,
+        cases: &[
+            (RECIPES, &["TestMutexWaitsOnCurrentHolder"]),
+            (
+                WATCH,
+                &[
+                    "TestV3WatchMultipleEventsPutUnsynced",
+                    "TestV3WatchMultipleEventsTxnUnsynced",
+                    "TestV3WatchMultipleStreamsUnsynced",
+                    "TestV3WatchMultipleWatchersUnsynced",
+                    "TestV3WatchProgressWaitsForSync",
+                    "TestWatch",
+                ],
+            ),
+            (API, &["TestV3LeaseExpire"]),
+        ],
+    },
+    Difference {
+        reason: "The interval of periodic progress is not configurable at a router.",
+        at: ROUTER,
+        cases: &[
+            (WATCH, &["TestConfigurableWatchProgressNotifyInterval"]),
+            (EXAMPLES, &["ExampleWatcher_watchWithProgressNotify"]),
+        ],
+    },
+    Difference {
+        reason: "A transaction cannot span stores.",
+        at: ROUTER,
+        cases: &[(API, &["TestV3TxnRangeCompare"])],
+    },
+    Difference {
+        reason: "History comes in messages of bounded size, where etcd sends one of 10 MiB.",
+        at: SHARD,
+        cases: &[(
+            WATCH,
+            &[
+                "TestWatchFragmentDisable",
+                "TestWatchFragmentDisableWithGRPCLimit",
+                "TestWatchFragmentEnable",
+                "TestWatchFragmentEnableWithGRPCLimit",
+            ],
+        )],
+    },
+    Difference {
+        reason: "The least `--max-request-bytes` is 1024; the case sets 256.",
+        at: SHARD,
+        cases: &[(CLIENTV3, &["TestKVLargeRequests"]), (API, &["TestV3LargeRequests"])],
+    },
+    Difference {
+        reason: "A snapshot is a database in the form of etcd 3.5, which has no version.",
+        at: KINDRED,
+        cases: &[(CLIENTV3, &["TestMaintenanceSnapshotWithVersionVersion"])],
+    },
+    Difference {
+        reason: "Hashes are not kept over a compaction. etcd's members compare those with each other.",
+        at: KINDRED,
+        cases: &[(CLIENTV3, &["TestCompactionHash"])],
+    },
+    Difference {
+        reason: "Members have no peer URLs.",
+        at: KINDRED,
+        cases: &[("Python etcd3gw", &["test_client_members"])],
+    },
+    Difference {
+        reason: "With the order `NONE` a `RangeStream` is in the order of keys, whatever the target. etcd sorts within each message.",
+        at: SHARD,
+        cases: &[(API, &["TestV3RangeRequest"])],
+    },
+    Difference {
+        reason: "A `RangeStream` sends few keys as one message.",
+        at: KINDRED,
+        cases: &[(API, &["TestV3RangeStreamCount"])],
+    },
+    Difference {
+        reason: "A `RangeStream` that has begun is not ended by a compaction.",
+        at: KINDRED,
+        cases: &[(API, &["TestV3RangeStreamPartialThenCompacted"])],
+    },
+];
+
+/// Whether a case is expected to fail at a side.
+pub fn is_known(client: &str, case: &str, side: Side) -> bool {
+    let has = |difference: &&Difference| {
+        let of_client = difference.cases.iter().filter(|(name, _)| *name == client);
+        difference.at.contains(&side) && of_client.clone().any(|(_, cases)| cases.contains(&case))
+    };
+    DIFFERENCES.iter().any(|difference| has(&difference))
+}
+
+/// What is not as this table says, one line for each case.
+pub fn unexpected(results: &BTreeMap<String, Results>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (client, cases) in results {
+        for (case, at) in cases {
+            if let Some(Outcome::Failed(said)) = at.get(&Side::Etcd) {
+                wrong.push(format!("{client} {case} fails at etcd itself: {said}"));
+                continue;
+            }
+            for side in [Side::Shard, Side::Router] {
+                match (at.get(&side), is_known(client, case, side)) {
+                    (Some(Outcome::Failed(said)), false) => {
+                        wrong.push(format!("{client} {case} fails at {side:?}: {said}"));
+                    }
+                    (Some(Outcome::Skipped(why)), false)
+                        if at.get(&Side::Etcd) == Some(&Outcome::Passed) && !at[&side].lacks_flag() =>
+                    {
+                        wrong.push(format!("{client} {case} skips itself at {side:?}: {why}"));
+                    }
+                    (Some(Outcome::Passed | Outcome::Skipped(_)), true) => {
+                        wrong.push(format!("{client} {case} does not differ at {side:?}, as the table says"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+    wrong
+}

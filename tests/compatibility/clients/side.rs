@@ -1,0 +1,142 @@
+//! The three servers that a client is run against, as programs with flags: a suite may start its own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use kindred_tests::{
+    peers::peer,
+    ports::Port,
+    process::our_binary,
+    servers::{Etcd, Shard, Up},
+};
+use serde_json::json;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    Etcd,
+    Shard,
+    Router,
+}
+
+/// A server of a side that is running.
+#[derive(Debug)]
+pub enum Server {
+    Etcd(Etcd, #[expect(dead_code, reason = "it is kept as long as the server")] Port),
+    Shard(Shard),
+    Router(Up),
+}
+
+impl Server {
+    pub fn address(&self) -> &str {
+        match self {
+            Self::Etcd(etcd, _) => &etcd.address,
+            Self::Shard(shard) => &shard.address,
+            Self::Router(up) => &up.address,
+        }
+    }
+}
+
+/// A configuration with few processes, as each case of some suites has a router of its own.
+fn two_stores(dir: &Path) -> anyhow::Result<PathBuf> {
+    const CONFIG: &str = "\
+etcdPrefix: /registry
+default: default
+stores:
+- {name: default, slot: 1, type: shard}
+- {name: leases, slot: 2, type: shard}
+partitions:
+- {metadata: {name: leases}, resource: leases.coordination.k8s.io, serviceGroupId: leases}
+";
+    let path = dir.join("two-stores.yaml");
+    if !path.exists() {
+        let fresh = tempfile::NamedTempFile::new_in(dir)?;
+        fs::write(&fresh, CONFIG)?;
+        fresh.persist(&path)?;
+    }
+    Ok(path)
+}
+
+impl Side {
+    pub const ALL: [Self; 3] = [Self::Etcd, Self::Shard, Self::Router];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::Shard => "shard alone",
+            Self::Router => "router",
+        }
+    }
+
+    /// Starts a server of this side with its data in `dir`.
+    pub async fn start(self, dir: &Path) -> anyhow::Result<Server> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let name = format!("server{}", STARTED.fetch_add(1, Ordering::Relaxed));
+        Ok(match self {
+            Self::Etcd => {
+                // etcd's gateway calls itself at the address that it was told to listen at.
+                let port = Port::free()?;
+                let listen = format!("--listen-client-urls=http://127.0.0.1:{}", port.number());
+                Server::Etcd(Etcd::start_with(dir, &name, &[&listen]).await?, port)
+            }
+            Self::Shard => {
+                let flags = ["--revisions=dense".to_owned()];
+                Server::Shard(Shard::start(dir, &name, &flags).await?)
+            }
+            Self::Router => Server::Router(Up::start(dir, &name, &[]).await?),
+        })
+    }
+
+    /// The variables by which `tests/peers/etcd-tests/external.go` starts servers of this side, with data in `dir`.
+    pub fn environment(self, dir: &Path) -> anyhow::Result<Vec<(String, String)>> {
+        const TLS: &str = "cert-file,key-file,trusted-ca-file,client-cert-auth";
+        const LIMITS: &str =
+            "quota-backend-bytes,max-txn-ops,max-request-bytes,watch-progress-notify-interval";
+        let (args, options) = match self {
+            Self::Etcd => {
+                let (client, other) = ("http://127.0.0.1:{port}", "http://127.0.0.1:{other}");
+                let args = json!([
+                    peer("etcd")?,
+                    "--name=a",
+                    "--data-dir={dir}",
+                    format!("--listen-client-urls={client}"),
+                    format!("--advertise-client-urls={client}"),
+                    format!("--listen-peer-urls={other}"),
+                    format!("--initial-advertise-peer-urls={other}"),
+                    format!("--initial-cluster=a={other}"),
+                    "--unsafe-no-fsync",
+                ]);
+                (args, format!("{LIMITS},{TLS},grpc-keepalive-min-time"))
+            }
+            Self::Shard => {
+                let args = json!([
+                    our_binary("kindred-shard")?,
+                    "--listen=127.0.0.1:{port}",
+                    "--admin-listen=127.0.0.1:{other}",
+                    "--data-dir={dir}",
+                    "--durability=fsync",
+                    "--revisions=dense",
+                ]);
+                (args, format!("{LIMITS},{TLS}"))
+            }
+            Self::Router => {
+                let args = json!([
+                    our_binary("kindred")?,
+                    "up",
+                    "--listen=127.0.0.1:{port}",
+                    "--admin=127.0.0.1:{other}",
+                    "--data-dir={dir}",
+                    format!("--config={}", two_stores(dir)?.display()),
+                ]);
+                (args, format!("{TLS},!watch-progress-notify-interval"))
+            }
+        };
+        Ok(vec![
+            ("KINDRED_SERVER".to_owned(), args.to_string()),
+            ("KINDRED_SERVER_OPTIONS".to_owned(), options),
+            ("KINDRED_SERVER_DIR".to_owned(), dir.display().to_string()),
+        ])
+    }
+}

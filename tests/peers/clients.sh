@@ -1,0 +1,130 @@
+# What tests/peers/install builds of clients that were written for etcd: their own tests, and small programs of ours.
+# Sourced by it, and part of the hash of each set.
+
+# etcd's integration tests, which the tests module carries, over a cluster that is a process outside of them. The
+# functions of its framework that external.go replaces get other names.
+etcd_tests_packages='clientv3 clientv3/concurrency clientv3/examples clientv3/experimental/recipes clientv3/lease
+  clientv3/naming clientv3/watch .'
+etcd_tests_replaced='Stop|Restart|Terminate|ID|WaitOK|WaitStarted|WaitMembersForLeader|Pause|Resume|StopNotify'
+etcd_tests_replaced+='|ReadyNotify|InjectPartition|RecoverPartition|AddAndLaunchLearnerMember|WaitMembersNoLeader'
+etcd_tests_replaced+='|MustNewMember|RemoveMember|Metric'
+
+etcd_tests_name() { # package -> name of its program
+  case $1 in
+    .) echo api ;;
+    *) echo "${1##*/}" ;;
+  esac
+}
+
+build_etcd_tests() { # directory for the binaries
+  local out=$1 version package source src=$1/../src
+  version=$(pinned etcd-tests)
+  source=$(cd / && go mod download -json "go.etcd.io/etcd/tests/v3@$version") || die "no go.etcd.io/etcd/tests/v3 $version"
+  [[ $source == *"\"Sum\": \"$(<"$here/etcd-tests/sum")\""* ]] || die "go.etcd.io/etcd/tests/v3 $version is not what etcd-tests/sum says"
+  source=$(sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p' <<<"$source")
+  mkdir -p -- "$src/framework"
+  cp -r -- "$source/integration" "$source/fixtures" "$src"
+  cp -r -- "$source"/framework/{config,integration,interfaces,testutils} "$src/framework"
+  chmod -R u+w -- "$src"
+  # Not every proxy has the module of the cache.
+  rm -- "$src/integration/cache_test.go"
+  cp -- "$here/etcd-tests/go.mod" "$here/etcd-tests/go.sum" "$src"
+  cp -- "$here/etcd-tests/external.go" "$src/framework/integration"
+  sed -i -E "s/^func NewCluster\(/func etcdNewCluster(/
+    s/^func \((m \*Member|c \*Cluster)\) ($etcd_tests_replaced)\(/func (\1) etcd\2(/" "$src/framework/integration/cluster.go"
+  for package in $etcd_tests_packages; do
+    say "building etcd's tests of $package $version with go$have"
+    (
+      cd -- "$src" || exit
+      export CGO_ENABLED=0 GOWORK=off GOFLAGS=-mod=readonly
+      unset GOOS GOARCH
+      nice go test -vet=off -trimpath -ldflags '-s -w' -c -o "$out/$(etcd_tests_name "$package")" "./integration/$package"
+    ) >&2 || die "building etcd's tests of $package failed (above)"
+  done
+  mv -- "$src/fixtures" "$out/../fixtures"
+  rm -rf -- "$src"
+}
+
+# Libraries of Python with the tests of their source archives, in an environment for each set of versions.
+python_clients='etcd3 aetcd etcd3gw'
+
+python_requirements() { # client -> file with all versions of its environment
+  case $1 in
+    etcd3) echo etcd3.txt ;;
+    *) echo aetcd.txt ;;
+  esac
+}
+
+python_version() { # client -> version
+  sed -n "s/^$1==//p" "$here/python/$(python_requirements "$1")"
+}
+
+build_python() { # directory for the programs
+  local out=$1 root client version file
+  root=$(dirname -- "$out")
+  for file in etcd3 aetcd; do
+    say "installing the libraries of python/$file.txt"
+    {
+      # Only its python is used, which works wherever the environment is moved to.
+      python3 -m venv "$root/$file-env" && "$root/$file-env/bin/python" -m pip install -q --disable-pip-version-check -r "$here/python/$file.txt"
+    } >&2 || die "installing python/$file.txt failed (above)"
+  done
+  cp -- "$here/python/report.py" "$root"
+  for client in $python_clients; do
+    version=$(python_version "$client")
+    file=$(python_requirements "$client")
+    {
+      "$root/${file%.txt}-env/bin/python" -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d "$root" "$client==$version" &&
+        tar -xzf "$root/$client-$version.tar.gz" -C "$root"
+    } >&2 || die "no source archive of $client $version"
+    {
+      echo '#!/bin/sh'
+      echo "root=\${0%/bin/*} tests=\${0%/bin/*}/$client-$version"
+      echo 'cd "$tests" || exit'
+      echo "PYTHONPATH=\$root PYTHONSAFEPATH=1 exec \"\$root/${file%.txt}-env/bin/python\" -m pytest -q -p report -p no:cacheprovider -c /dev/null \\"
+      echo "  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function $(python_tests "$client") \"\$@\""
+    } >"$out/$client"
+    chmod 755 -- "$out/$client"
+  done
+}
+
+python_tests() { # client -> where its tests are
+  case $1 in
+    etcd3) echo '"$tests/tests/test_etcd3.py"' ;;
+    aetcd) echo '"$tests/tests/integration"' ;;
+    etcd3gw) echo '--pyargs etcd3gw.tests.test_etcd3gw' ;;
+  esac
+}
+
+# npm's etcd3 with cases of ours, as its package has no tests.
+build_node() { # directory for the programs
+  local out=$1 root
+  root=$(dirname -- "$out")
+  say "installing npm's etcd3 $(node_version)"
+  cp -- "$here/node/package.json" "$here/node/package-lock.json" "$here/node/main.js" "$root"
+  (cd -- "$root" && npm ci --ignore-scripts --no-audit --no-fund) >&2 || die "npm ci failed (above)"
+  printf '#!/bin/sh\nexec node "${0%%/bin/*}/main.js"\n' >"$out/etcd3"
+  chmod 755 -- "$out/etcd3"
+}
+
+node_version() {
+  sed -n 's/.*"etcd3": "\(.*\)".*/\1/p' "$here/node/package.json"
+}
+
+# What a set of clients needs of the machine. Debian's packages are installed where that can be done.
+missing() { # set -> what is missing, or nothing
+  case $1 in
+    python) has_tool 'python3 -c "import ensurepip, venv"' python3-venv || echo "python3 with venv" ;;
+    node) has_tool 'node --version && npm --version' npm || echo "node and npm" ;;
+  esac
+}
+has_tool() { # command that shows it, package
+  if sh -c "$1" >/dev/null 2>&1; then return; fi
+  ((EUID == 0)) && command -v apt-get >/dev/null || return
+  say "apt-get install $2"
+  {
+    DEBIAN_FRONTEND=noninteractive apt-get install -y "$2" ||
+      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$2"; }
+  } >&2 || return
+  sh -c "$1" >/dev/null 2>&1
+}
