@@ -260,12 +260,14 @@ impl Shard {
         let end = self.history.end(self.index).expect("a process has ended before the next one starts");
         let mut before = self.undecided.take();
         for (kind, key) in self.topology.keys() {
+            // It speaks of keys that it does not own as well, as it cannot know whether it lost some: a list of its Kind is
+            // told so without need.
+            let durable = self.durable(engine, kind, &key);
+            self.history.keeps(self.index, kind, durable);
             if self.history.owner(&key) != Some(self.index) {
                 continue;
             }
             let end = before.remove(&key).map_or(end, |(_, before)| end.max(before));
-            let durable = self.durable(engine, kind, &key);
-            self.history.keeps(self.index, kind, durable);
             if engine.owns_to_write(&KeyRange::Single(key.clone()), None).is_ok() {
                 self.history.lost((self.index, end), kind, &key, durable, found(engine, &key));
             } else {

@@ -1,6 +1,6 @@
 //! **R5**: no floor passes a pin younger than five seconds: the pages of a list over several stores can be read for
 //! that long at the first one's revision; a read without a revision never answers compacted; and what is answered
-//! compacted was compacted by somebody, is older than its store, or lies where a store that restarted has lost
+//! compacted was compacted by somebody, is older than its store, or lies where a store that restarted may have lost
 //! something.
 
 use std::collections::BTreeSet;
