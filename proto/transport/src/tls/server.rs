@@ -29,8 +29,9 @@ pub struct ServerTlsArgs {
     /// CA of the client certificates; as in etcd, this alone makes them mandatory.
     #[arg(long, value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
-    /// Require client certificates; needs --trusted-ca-file.
-    #[arg(long)]
+    /// Require client certificates; needs --trusted-ca-file. As etcd, it takes =true and =false.
+    #[arg(long, action = clap::ArgAction::Set, value_name = "BOOL", num_args = 0..=1, require_equals = true,
+          default_value_t = false, default_missing_value = "true", hide_default_value = true)]
     pub client_cert_auth: bool,
     /// Accepted common names of client certificates, comma-separated.
     #[arg(
@@ -287,5 +288,38 @@ async fn follow(inner: Weak<Inner>, every: Duration) {
             tracing::error!("reading the TLS files panicked; they are not followed any more");
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        tls: ServerTlsArgs,
+        #[arg(long)]
+        next: bool,
+    }
+
+    /// Units and manifests that were written for etcd say `--client-cert-auth=true`.
+    #[test]
+    fn client_cert_auth_takes_a_value_as_etcds_does() {
+        let of = |words: &[&str]| Flags::try_parse_from([&["test"], words].concat());
+        for (words, wanted) in [
+            (&["--client-cert-auth"][..], true),
+            (&["--client-cert-auth=true"], true),
+            (&["--client-cert-auth=false"], false),
+            (&[], false),
+        ] {
+            assert_eq!(of(words).map(|flags| flags.tls.client_cert_auth).ok(), Some(wanted), "{words:?}");
+        }
+        assert!(
+            of(&["--client-cert-auth", "--next"]).is_ok_and(|flags| flags.tls.client_cert_auth && flags.next)
+        );
+        assert!(of(&["--client-cert-auth=perhaps"]).is_err() && of(&["--client-cert-auth", "true"]).is_err());
     }
 }
