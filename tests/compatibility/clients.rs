@@ -36,6 +36,7 @@ fn clients_of_etcd_find_what_they_find_at_etcd() {
 async fn compare(dir: &Path) -> anyhow::Result<()> {
     let wanted = std::env::var("KINDRED_CLIENTS").ok();
     let mut suites = go::suites()?;
+    suites.extend(go::coredns()?);
     let (libraries, lacking) = libraries::suites()?;
     suites.extend(libraries);
     for language in &lacking {

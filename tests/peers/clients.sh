@@ -19,9 +19,7 @@ etcd_tests_name() { # package -> name of its program
 build_etcd_tests() { # directory for the binaries
   local out=$1 version package source src=$1/../src
   version=$(pinned etcd-tests)
-  source=$(cd / && go mod download -json "go.etcd.io/etcd/tests/v3@$version") || die "no go.etcd.io/etcd/tests/v3 $version"
-  [[ $source == *"\"Sum\": \"$(<"$here/etcd-tests/sum")\""* ]] || die "go.etcd.io/etcd/tests/v3 $version is not what etcd-tests/sum says"
-  source=$(sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p' <<<"$source")
+  source=$(module_source etcd-tests go.etcd.io/etcd/tests/v3)
   mkdir -p -- "$src/framework"
   cp -r -- "$source/integration" "$source/fixtures" "$src"
   cp -r -- "$source"/framework/{config,integration,interfaces,testutils} "$src/framework"
@@ -42,6 +40,34 @@ build_etcd_tests() { # directory for the binaries
     ) >&2 || die "building etcd's tests of $package failed (above)"
   done
   mv -- "$src/fixtures" "$out/../fixtures"
+  rm -rf -- "$src"
+}
+
+# The source of a module, which must be the pinned one.
+module_source() { # set, module -> folder
+  local set=$1 module=$2 version source
+  version=$(pinned "$set")
+  source=$(cd / && go mod download -json "$module@$version") || die "no $module $version"
+  [[ $source == *"\"Sum\": \"$(<"$here/$set/sum")\""* ]] || die "$module $version is not what $set/sum says"
+  sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p' <<<"$source"
+}
+
+# The tests of CoreDNS' etcd plugin, which ask the server that endpoint.go names.
+build_coredns() { # directory for the program
+  local out=$1 version source src=$1/../src
+  version=$(pinned coredns)
+  source=$(module_source coredns github.com/coredns/coredns)
+  cp -r -- "$source" "$src"
+  chmod -R u+w -- "$src"
+  sed -i 's#\[\]string{"http://localhost:2379"}#[]string{endpoint()}#' "$src/plugin/etcd/lookup_test.go"
+  cp -- "$here/coredns/endpoint.go" "$src/plugin/etcd/endpoint_test.go"
+  say "building the tests of CoreDNS' etcd plugin $version with go$have"
+  (
+    cd -- "$src" || exit
+    export CGO_ENABLED=0 GOWORK=off GOFLAGS=-mod=readonly
+    unset GOOS GOARCH
+    nice go test -vet=off -tags etcd -trimpath -ldflags '-s -w' -c -o "$out/coredns" ./plugin/etcd
+  ) >&2 || die "building the tests of CoreDNS' etcd plugin failed (above)"
   rm -rf -- "$src"
 }
 

@@ -22,6 +22,8 @@ pub enum PeerSet {
     Kine,
     /// etcd's own integration tests, a program for each package.
     EtcdTests,
+    /// The tests of CoreDNS' etcd plugin.
+    Coredns,
     /// Libraries of Python with their tests.
     Python,
     /// Cases of npm's etcd3.
@@ -36,6 +38,7 @@ impl PeerSet {
             Self::Kubeadm => "kubeadm",
             Self::Kine => "kine",
             Self::EtcdTests => "etcd-tests",
+            Self::Coredns => "coredns",
             Self::Python => "python",
             Self::Node => "node",
         }

@@ -1,10 +1,10 @@
-//! etcd's own integration tests of its Go client and of its API, as `tests/peers/install etcd-tests` builds them. Each
-//! case has a server of its own, which `tests/peers/etcd-tests/external.go` starts.
+//! The tests of clients in Go: those of CoreDNS, and etcd's own integration tests of its client and of its API, as
+//! `tests/peers/install` builds them. Each case of etcd's has a server of its own, which `tests/peers/etcd-tests/external.go` starts.
 
 use std::{path::PathBuf, process::Command, sync::Arc};
 
 use anyhow::Context;
-use kindred_tests::peers::{PeerSet, listed};
+use kindred_tests::peers::{Peer, PeerSet, listed};
 
 use super::run::{Event, Outcome, Suite, parts};
 
@@ -84,6 +84,32 @@ const NOT_RUN: &[(&str, &[&str])] = &[
         &["TestTLSReloadAtomicReplace", "TestTLSReloadCopy", "TestTLSReloadCopyIPOnly"],
     ),
 ];
+
+/// Cases of CoreDNS that ask no server.
+const OF_COREDNS_ALONE: [&str; 3] = ["TestSetupEtcd", "TestSetupNoApexFallback", "TestParseTTL"];
+
+/// The tests of CoreDNS' etcd plugin, which writes names and looks them up.
+pub fn coredns() -> anyhow::Result<Vec<Suite>> {
+    let suite = |peer: Peer| {
+        let mut cases = list(&peer.path)?;
+        cases.retain(|case| !OF_COREDNS_ALONE.contains(&case.as_str()));
+        let program = peer.path.clone();
+        Ok(Suite {
+            client: "CoreDNS' etcd plugin".to_owned(),
+            version: peer.version,
+            part: 0,
+            cases,
+            command: Arc::new(move |cases, address| {
+                let mut command = command(&program, cases);
+                command.env("KINDRED_URL", format!("http://{address}"));
+                command
+            }),
+            starts_servers: false,
+            parse,
+        })
+    };
+    listed(PeerSet::Coredns)?.into_iter().map(suite).collect()
+}
 
 /// The suites: the cases of each package in small parts.
 pub fn suites() -> anyhow::Result<Vec<Suite>> {
