@@ -6,6 +6,7 @@ mod differences;
 mod go;
 mod libraries;
 mod run;
+mod rust;
 mod side;
 mod table;
 
@@ -37,6 +38,7 @@ async fn compare(dir: &Path) -> anyhow::Result<()> {
     let wanted = std::env::var("KINDRED_CLIENTS").ok();
     let mut suites = go::suites()?;
     suites.extend(go::coredns()?);
+    suites.extend(rust::suites()?);
     let (libraries, lacking) = libraries::suites()?;
     suites.extend(libraries);
     for language in &lacking {

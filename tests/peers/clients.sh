@@ -71,6 +71,38 @@ build_coredns() { # directory for the program
   rm -rf -- "$src"
 }
 
+# The tests of the etcd-client crate, of the version that the workspace's own tests use. They are built from a copy, as they
+# expect their server at port 2379.
+lock=$here/../../Cargo.lock
+crate_version() { # -> version
+  sed -n '/^name = "etcd-client"$/{n;s/^version = "\(.*\)"$/\1/p}' "$lock"
+}
+
+build_etcd_client() { # directory for the programs
+  local out=$1 version src=$1/../src source test program
+  version=$(crate_version)
+  source=$(cd -- "$here" && cargo metadata --format-version 1 --locked | grep -o "\"[^\"]*/etcd-client-$version/Cargo.toml\"") ||
+    die "cargo knows no etcd-client $version"
+  source=${source//\"/}
+  cp -r -- "${source%/Cargo.toml}" "$src"
+  chmod -R u+w -- "$src"
+  sed -i '/^pub const DEFAULT_TEST_ENDPOINT/d' "$src/tests/testing.rs"
+  sed -i 's/Result, DEFAULT_TEST_ENDPOINT}/Result, endpoint}/; s/DEFAULT_TEST_ENDPOINT/endpoint()/' "$src"/tests/*.rs
+  cat -- "$here/etcd-client/endpoint.rs" >>"$src/tests/testing.rs"
+  say "building the tests of the etcd-client crate $version"
+  for test in $etcd_client_tests; do
+    program=$(
+      cd -- "$src" && PROTOC=$here/../../proto/gen/protoc CARGO_TARGET_DIR=$src/target \
+        nice cargo test --quiet --locked --no-run --test "$test" --message-format json |
+        grep -o "\"executable\":\"[^\"]*/$test-[^\"]*\""
+    ) || die "building the tests of the etcd-client crate failed (above)"
+    program=${program#*:\"}
+    cp -- "${program%\"}" "$out/$test"
+  done
+  rm -rf -- "$src"
+}
+etcd_client_tests='client namespace'
+
 # Libraries of Python with the tests of their source archives, in an environment for each set of versions.
 python_clients='etcd3 aetcd etcd3gw'
 

@@ -24,6 +24,8 @@ pub enum PeerSet {
     EtcdTests,
     /// The tests of CoreDNS' etcd plugin.
     Coredns,
+    /// The tests of the etcd-client crate.
+    EtcdClient,
     /// Libraries of Python with their tests.
     Python,
     /// Cases of npm's etcd3.
@@ -39,6 +41,7 @@ impl PeerSet {
             Self::Kine => "kine",
             Self::EtcdTests => "etcd-tests",
             Self::Coredns => "coredns",
+            Self::EtcdClient => "etcd-client",
             Self::Python => "python",
             Self::Node => "node",
         }

@@ -20,6 +20,7 @@ const ROUTER: &[Side] = &[Side::Router];
 /// The name of etcd's tests of its API, which run when they are asked for.
 pub const API: &str = "etcd's tests of its API";
 const CLIENTV3: &str = "etcd's tests of clientv3";
+const ETCD_CLIENT: &str = "etcd-client crate, client";
 const EXAMPLES: &str = "etcd's tests of examples";
 const LEASE: &str = "etcd's tests of lease";
 const RECIPES: &str = "etcd's tests of recipes";
@@ -41,6 +42,7 @@ pub const DIFFERENCES: &[Difference] = &[
                 ],
             ),
             (EXAMPLES, &["ExampleAuth"]),
+            (ETCD_CLIENT, &["test_role", "test_user"]),
             (
                 API,
                 &[
