@@ -2,10 +2,12 @@
 //! own server code, so that only the work for producing an answer differs.
 
 use std::convert::Infallible;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_proto::{etcdserverpb as pb, mvccpb};
+use kindred_transport::metrics::calls::{self, Calls};
 use kindred_transport::unary::UnaryCalls;
 use kindred_transport::unary::long::Message;
 use kindred_transport::{Drain, ListenAddr, ListenOptions, Listener, server};
@@ -60,6 +62,11 @@ impl UnaryCalls for Echo {
 
     fn message_bytes_max(&self) -> usize {
         usize::MAX
+    }
+
+    fn counted(&self, is_range: bool) -> &'static Calls {
+        static COUNTED: LazyLock<[&'static Calls; 2]> = LazyLock::new(|| ["Put", "Range"].map(calls::of_kv));
+        COUNTED[usize::from(is_range)]
     }
 
     async fn call(&self, is_range: bool, _: Request<Bytes>) -> Result<Message, Status> {

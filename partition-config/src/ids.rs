@@ -25,6 +25,15 @@ impl Revision {
         self.0
     }
 
+    /// When a shard assigned it: microseconds since the Unix epoch (R1). `None` for a number that is too low for a time
+    /// of today, as the revisions of a stock etcd are.
+    #[must_use]
+    pub fn micros(self) -> Option<u64> {
+        /// The year 2017. An etcd that counts as far has been written to a trillion times.
+        const EARLIEST: u64 = 1_500_000_000_000_000;
+        u64::try_from(self.0 >> SLOT_BITS).ok().filter(|micros| *micros >= EARLIEST)
+    }
+
     /// The next revision. Saturates, although a clock near the end of `i64` is refused long before.
     #[must_use]
     pub const fn next(self) -> Self {

@@ -4,6 +4,7 @@ mod adoption;
 mod api;
 pub mod changes;
 mod durability;
+mod kinds;
 mod moves;
 pub mod objects;
 mod reconcile;
@@ -27,9 +28,11 @@ use kindred_router_core::clock_offset;
 use kindred_router_core::plan::Placement as _;
 use kindred_transport::Drain;
 use kindred_transport::admin::{Admin, Check};
+use kindred_transport::metrics::calls;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
+use crate::endpoint::kv::Kv;
 use crate::feeds::Feeds;
 use crate::metrics::Observing;
 use crate::moves::mover::Mover;
@@ -41,12 +44,16 @@ use crate::stores::clocks::words;
 use crate::stores::modes::{Unmet, words as words_of_mode};
 use crate::stores::state::Phase;
 use crate::stores::{Store, Stores};
+use crate::traffic::{self, Traffic};
 
 /// What the admin port shows and changes.
 pub struct Parts {
     pub mover: Arc<Mover>,
     pub feeds: Arc<Feeds>,
     pub snapshots: Arc<Snapshots>,
+    pub traffic: Arc<Traffic>,
+    /// Reads the digests of Kinds.
+    pub kv: Kv,
     pub drain: Drain,
 }
 
@@ -56,17 +63,21 @@ impl Parts {
     pub fn probes(&self, recorder: Option<PrometheusHandle>) -> Admin {
         let (of, fed, stopping) = (self.mover.clone(), self.feeds.clone(), self.drain.clone());
         let (shown, feeds, observing) = (self.mover.clone(), self.feeds.clone(), Observing::default());
+        let traffic = self.traffic.clone();
         Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
             observing.observe(&shown.stores, &feeds);
             let cluster = &shown.keeper.cluster;
             observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());
-            recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default()
+            let mut text = recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default();
+            calls::render(&mut text);
+            traffic::metrics::render(&traffic, &mut text);
+            text
         })
     }
 }
 
 pub fn routes(parts: Parts, probes: Admin) -> Router {
-    let Parts { mover, snapshots, drain, .. } = parts;
+    let Parts { mover, snapshots, drain, traffic, kv, .. } = parts;
     let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
     let routing = mover.routing.clone();
     let adopting = mover.clone();
@@ -108,6 +119,7 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
         .merge(moves::routes(&mover.keeper))
         .merge(reconcile::routes(&mover))
         .merge(snapshots::routes(&snapshots, &mover))
+        .merge(kinds::routes(&mover, &traffic, &kv))
 }
 
 /// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the

@@ -21,7 +21,7 @@ use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::meta::take::StateKeeper;
 use crate::meta::{self, Cluster};
-use crate::metrics::{KvMetrics, WatchMetrics};
+use crate::metrics::WatchMetrics;
 use crate::moves;
 use crate::moves::mover::Mover;
 use crate::moves::rate::CopySpeed;
@@ -29,6 +29,7 @@ use crate::moves::taken::Taken;
 use crate::routing::Routing;
 use crate::snapshots::Snapshots;
 use crate::stores::{Stores, background};
+use crate::traffic::{Traffic, samples};
 use crate::watch::around::WatchPath;
 
 /// The parts that endpoints and tasks share. None holds anything that must outlive the process.
@@ -42,6 +43,8 @@ pub struct App {
     pub feeds: Arc<Feeds>,
     leases: Arc<LeaseRouter>,
     compactor: Arc<Compactor>,
+    /// What clients ask, counted.
+    pub traffic: Arc<Traffic>,
     /// The shutdown of the router.
     drain: Drain,
 }
@@ -68,7 +71,8 @@ impl App {
         });
         let compactor = Compactor::new(stores.clone());
         let feeds = Feeds::new(stores.clone(), feeds, drain.killed());
-        Self { stores, routing, keeper, identity, feeds, leases, compactor, drain }
+        let traffic = Traffic::new();
+        Self { stores, routing, keeper, identity, feeds, leases, compactor, traffic, drain }
     }
 
     /// KV, and the reads that its clients share.
@@ -84,7 +88,7 @@ impl App {
             leases: self.leases.clone(),
             compactor: self.compactor.clone(),
             identity: self.identity.clone(),
-            metrics: KvMetrics::default(),
+            traffic: self.traffic.clone(),
         };
         kv::Kv::new(parts, max_request_bytes)
     }
@@ -99,6 +103,7 @@ impl App {
             compactor: self.compactor.clone(),
             ids: self.identity.ids(),
             metrics: WatchMetrics::default(),
+            traffic: self.traffic.clone(),
             drain: self.drain.clone(),
         })
     }
@@ -145,9 +150,10 @@ impl App {
 
     /// What the admin port shows and changes.
     #[must_use]
-    pub fn admin(&self, mover: Arc<Mover>) -> admin::Parts {
+    pub fn admin(&self, mover: Arc<Mover>, kv: kv::Kv) -> admin::Parts {
         let snapshots = Snapshots::new(self.stores.clone(), self.routing.clone());
-        admin::Parts { mover, feeds: self.feeds.clone(), snapshots, drain: self.drain.clone() }
+        let (feeds, traffic) = (self.feeds.clone(), self.traffic.clone());
+        admin::Parts { mover, feeds, snapshots, traffic, kv, drain: self.drain.clone() }
     }
 
     /// Starts the tasks that run as long as the router and have nothing to finish when it stops.
@@ -166,6 +172,7 @@ impl App {
             }
             None => self.stores.iter().for_each(|store| background::start(keeper, store)),
         }
+        until_stopped(Box::pin(samples::run(self.traffic.clone())));
         until_stopped(Box::pin(compactor.clone().settle_owed()));
         until_stopped(Box::pin(compactor.observed.clone().run(keeper.cluster.meta.clone())));
     }

@@ -3,18 +3,21 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kindred_router_core::plan::Call;
+use kindred_transport::admin::ETCD_VERSION;
 use kindred_transport::listener::GivenUp;
 use kindred_transport::logging;
+use kindred_transport::metrics::calls;
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
 use metrics::{gauge, histogram};
+use metrics_process::Collector;
 
 use crate::execute::Effect;
 use crate::feeds::Feeds;
 use crate::stores::state::Phase;
 use crate::stores::{Store, Stores};
+use crate::traffic;
 
 struct Definition {
     name: &'static str,
@@ -30,11 +33,8 @@ enum Kind {
     Histogram,
 }
 
-/// etcd's own name, from its gRPC library.
-const HANDLED: &str = "grpc_server_handled_total";
 const CONNECTIONS_CLOSED: &str = "kindred_connections_closed_total";
 const LOG_DROPPED: &str = "kindred_log_lines_dropped_total";
-const CALL_SECONDS: &str = "kindred_router_call_duration_seconds";
 const STORE_UP: &str = "kindred_router_store_up";
 const STORE_STATE: &str = "kindred_router_store_state";
 const STORE_CLOCK: &str = "kindred_router_store_clock_offset_seconds";
@@ -60,22 +60,13 @@ const FAILOVERS: &str = "kindred_router_failovers_total";
 const UNSOUND: &str = "kindred_router_cluster_state_problems";
 const BYPASSED: &str = "kindred_router_bypassed_writes_total";
 const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
+/// etcd's own name.
+const SERVER_VERSION: &str = "etcd_server_version";
+const BUILD_INFO: &str = "kindred_build_info";
 /// etcd's own name; here it is 1 while any store can be reached.
 const HAS_LEADER: &str = "etcd_server_has_leader";
 
 const DEFINITIONS: &[Definition] = &[
-    Definition {
-        name: HANDLED,
-        unit: Unit::Count,
-        help: "RPCs completed, by method and code.",
-        kind: Kind::Counter,
-    },
-    Definition {
-        name: CALL_SECONDS,
-        unit: Unit::Seconds,
-        help: "Time of KV calls, from the request to the store's answer.",
-        kind: Kind::Histogram,
-    },
     Definition {
         name: STORE_UP,
         unit: Unit::Count,
@@ -222,6 +213,18 @@ const DEFINITIONS: &[Definition] = &[
         kind: Kind::Counter,
     },
     Definition {
+        name: SERVER_VERSION,
+        unit: Unit::Count,
+        help: "1, with the version of etcd whose API this is.",
+        kind: Kind::Gauge,
+    },
+    Definition {
+        name: BUILD_INFO,
+        unit: Unit::Count,
+        help: "1, with the version of this program.",
+        kind: Kind::Gauge,
+    },
+    Definition {
         name: HAS_LEADER,
         unit: Unit::Count,
         help: "1 while any store can be reached.",
@@ -231,7 +234,8 @@ const DEFINITIONS: &[Definition] = &[
 
 /// The names of all metrics of a router.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    DEFINITIONS.iter().map(|definition| definition.name)
+    let own = DEFINITIONS.iter().map(|definition| definition.name);
+    own.chain(calls::METRICS.iter().chain(&traffic::metrics::METRICS).map(|metric| metric.name))
 }
 
 /// Registers units and help texts. Call it once, after the recorder is installed.
@@ -247,34 +251,8 @@ pub fn describe() {
 }
 
 /// The buckets of the histograms, in seconds. At 3 s a kube-apiserver gives up its watch cache (R17).
-pub const BUCKETS: &[(&str, &[f64])] = &[
-    (
-        CALL_SECONDS,
-        &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0, 10.0],
-    ),
-    (HELD_SECONDS, &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0]),
-];
-
-/// The handles of one KV method.
-#[derive(Debug)]
-pub struct Method {
-    /// Calls that succeeded.
-    pub ok: Counter,
-    /// Calls that were refused or failed.
-    pub failed: Counter,
-    pub seconds: Histogram,
-}
-
-impl Method {
-    fn new(name: &'static str) -> Self {
-        let handled = |code: &'static str| counter!(HANDLED, "grpc_service" => "etcdserverpb.KV", "grpc_method" => name, "grpc_code" => code);
-        Self {
-            ok: handled("OK"),
-            failed: handled("error"),
-            seconds: histogram!(CALL_SECONDS, "method" => name),
-        }
-    }
-}
+pub const BUCKETS: &[(&str, &[f64])] =
+    &[(HELD_SECONDS, &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 3.0, 5.0])];
 
 /// How long requests waited because their keys were moving.
 #[derive(Debug)]
@@ -387,41 +365,6 @@ fn seconds(micros: Option<i64>) -> f64 {
     micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
 }
 
-/// The handles of KV, bound to the recorder that is installed when they are made; so are those of the others.
-#[derive(Debug)]
-pub struct KvMetrics {
-    range: Method,
-    range_stream: Method,
-    put: Method,
-    delete_range: Method,
-    txn: Method,
-}
-
-impl Default for KvMetrics {
-    fn default() -> Self {
-        Self {
-            range: Method::new("Range"),
-            range_stream: Method::new("RangeStream"),
-            put: Method::new("Put"),
-            delete_range: Method::new("DeleteRange"),
-            txn: Method::new("Txn"),
-        }
-    }
-}
-
-impl KvMetrics {
-    #[must_use]
-    pub fn method(&self, call: Call) -> &Method {
-        match call {
-            Call::Range => &self.range,
-            Call::RangeStream => &self.range_stream,
-            Call::Put => &self.put,
-            Call::DeleteRange => &self.delete_range,
-            Call::Txn => &self.txn,
-        }
-    }
-}
-
 /// The handles of watches.
 #[derive(Debug)]
 pub struct WatchMetrics {
@@ -447,16 +390,30 @@ impl Default for WatchMetrics {
 }
 
 /// The handles for what is looked at when metrics are read.
-#[derive(Debug)]
 pub struct Observing {
     own_clock: Gauge,
     feeds: FeedMetrics,
     has_leader: Gauge,
+    /// The names of its metrics are those that Prometheus' own clients have, and etcd.
+    process: Collector,
+}
+
+impl std::fmt::Debug for Observing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observing").finish_non_exhaustive()
+    }
 }
 
 impl Default for Observing {
     fn default() -> Self {
-        Self { own_clock: gauge!(OWN_CLOCK), feeds: FeedMetrics::new(), has_leader: gauge!(HAS_LEADER) }
+        gauge!(SERVER_VERSION, "server_version" => ETCD_VERSION).set(1.0);
+        gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+        Self {
+            own_clock: gauge!(OWN_CLOCK),
+            feeds: FeedMetrics::new(),
+            has_leader: gauge!(HAS_LEADER),
+            process: Collector::default(),
+        }
     }
 }
 
@@ -470,6 +427,7 @@ impl Observing {
     /// Updates the metrics of stores and feeds, before metrics are read.
     pub fn observe(&self, stores: &Stores, feeds: &Feeds) {
         self.feeds.observe(stores, feeds);
+        self.process.collect();
         for why in GivenUp::ALL {
             counter!(CONNECTIONS_CLOSED, "why" => why.label()).absolute(why.count());
         }

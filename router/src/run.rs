@@ -176,7 +176,7 @@ pub async fn bind(
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     let kv = app.kv(settings.max_request_bytes);
     let services = Recipes::around(app.services(&kv));
-    let parts = app.admin(mover);
+    let parts = app.admin(mover, kv.clone());
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
     let served = Served { calls: kv, services, web: admin::for_clients(web) };

@@ -18,6 +18,7 @@ use crate::{
 pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) -> Admin {
     let live = member.handle.clone();
     let ready_drain = drain.clone();
+    let membership = member.membership.clone();
     let loop_check = |handle: &Handle| {
         let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
         Check::new("apply_loop", result)
@@ -40,7 +41,7 @@ pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain
                 Check::new("writes", refused),
             ]
         })
-        .metrics(move || recorder.map(render).unwrap_or_default())
+        .metrics(move || recorder.map(|recorder| render(recorder, membership.serves())).unwrap_or_default())
 }
 
 /// Serves the admin port to the callers that the guard admits, until the drain stops.

@@ -2,7 +2,6 @@
 //! used.
 
 use std::{
-    collections::HashMap,
     sync::{
         LazyLock, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -14,13 +13,15 @@ use kindred_engine::{
     engine::EngineStats,
     units::{UnitRecord, UnitState},
 };
-use kindred_transport::{listener::GivenUp, logging};
+use kindred_transport::{admin::ETCD_VERSION, listener::GivenUp, logging, metrics::calls};
 use kindred_wal::LogKind;
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tonic::Code;
+use metrics_process::Collector;
 
 use crate::durability::status::DurabilityStatus;
+
+pub mod kinds;
 
 /// The kind of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +58,10 @@ metrics! {
     KEYS = Gauge Count "etcd_debugging_mvcc_keys_total", "Live keys.";
     WATCHERS = Gauge Count "etcd_debugging_mvcc_watcher_total", "Open watches.";
     WATCH_STREAMS = Gauge Count "etcd_debugging_mvcc_watch_stream_total", "Open watch streams.";
+    IS_LEADER = Gauge Count "etcd_server_is_leader", "1 while this process is the primary of its store.";
+    QUOTA = Gauge Bytes "etcd_server_quota_backend_bytes", "Bytes of all versions above which no write is taken; 0 for no limit.";
+    ETCD_VERSION_INFO = Gauge Count "etcd_server_version", "1, with the version of etcd whose API this is.";
+    BUILD_INFO = Gauge Count "kindred_build_info", "1, with the version of this program.";
     HAS_LEADER = Gauge Count "etcd_server_has_leader", "1 while this process serves.";
     APPLIED = Gauge Count "etcd_server_proposals_applied_total", "Writes executed.";
     EVENTS = Gauge Count "kindred_shard_events", "Events held as history.";
@@ -81,8 +86,6 @@ metrics! {
     STANDBY_SHIPPED = Counter Bytes "kindred_shard_standby_shipped_bytes_total", "Bytes of records and copies handed to the connections of standbys.";
     CONNECTIONS_CLOSED = Counter Count "kindred_connections_closed_total", "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.";
     LOG_DROPPED = Counter Count "kindred_log_lines_dropped_total", "Lines of the log that were dropped, because standard error was not read as fast as they came.";
-    CALLS_STARTED = Counter Count "grpc_server_started_total", "Calls begun, by service and method.";
-    CALLS_HANDLED = Counter Count "grpc_server_handled_total", "Calls answered (streams: opened), by service, method and code.";
 }
 
 fn gauge(metric: &Metric) -> Gauge {
@@ -132,18 +135,26 @@ static TURN_NANOS_MAX: AtomicU64 = AtomicU64::new(0);
 
 /// The metrics as text.
 #[must_use]
-pub fn render(recorder: &PrometheusHandle) -> String {
+pub fn render(recorder: &PrometheusHandle, is_leader: bool) -> String {
+    static PROCESS: LazyLock<Collector> = LazyLock::new(Collector::default);
+    PROCESS.collect();
+    gauge(&IS_LEADER).set(f64::from(u8::from(is_leader)));
+    metrics::gauge!(ETCD_VERSION_INFO.name, "server_version" => ETCD_VERSION).set(1.0);
+    metrics::gauge!(BUILD_INFO.name, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
     for why in GivenUp::ALL {
         metrics::counter!(CONNECTIONS_CLOSED.name, "why" => why.label()).absolute(why.count());
     }
     metrics::counter!(LOG_DROPPED.name).absolute(logging::dropped_lines());
-    recorder.render()
+    let mut text = recorder.render();
+    calls::render(&mut text);
+    kinds::render(&mut text);
+    text
 }
 
 /// The metrics of the apply loop.
 pub struct LoopMetrics {
-    sizes: [Gauge; 9],
+    sizes: [Gauge; 10],
     units: [Gauge; UNIT_STATES.len()],
     batch_requests: Histogram,
     batch_seconds: Histogram,
@@ -185,6 +196,7 @@ impl LoopMetrics {
                 &APPLIED,
                 &LONG_READS,
                 &WATCH_STREAMS,
+                &QUOTA,
             ]
             .map(gauge),
             units: UNIT_STATES.map(|state| metrics::gauge!(UNITS.name, "state" => state)),
@@ -219,7 +231,7 @@ impl LoopMetrics {
     }
 
     /// Sets the sizes, in the order of [`Self::new`].
-    pub fn sizes(&self, stats: &EngineStats, applied: u64, long_reads: usize, streams: usize) {
+    pub fn sizes(&self, stats: &EngineStats, applied: u64, long_reads: usize, streams: usize, quota: u64) {
         let numbers = [
             stats.total_bytes,
             stats.live_bytes,
@@ -230,6 +242,7 @@ impl LoopMetrics {
             applied,
             long_reads as u64,
             streams as u64,
+            quota,
         ];
         for (gauge, number) in self.sizes.iter().zip(numbers) {
             gauge.set(number as f64);
@@ -327,96 +340,6 @@ pub fn shipped(bytes: usize) {
 /// 1 while the process serves, 0 when it stops.
 pub fn has_leader(has: bool) {
     gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
-}
-
-/// The counters of one method.
-pub struct CallMetrics {
-    started: Counter,
-    handled: [Counter; CODES],
-}
-
-/// gRPC's codes, 0 to 16.
-const CODES: usize = 17;
-const CODE_NAMES: [&str; CODES] = [
-    "OK",
-    "Canceled",
-    "Unknown",
-    "InvalidArgument",
-    "DeadlineExceeded",
-    "NotFound",
-    "AlreadyExists",
-    "PermissionDenied",
-    "ResourceExhausted",
-    "FailedPrecondition",
-    "Aborted",
-    "OutOfRange",
-    "Unimplemented",
-    "Internal",
-    "Unavailable",
-    "DataLoss",
-    "Unauthenticated",
-];
-
-impl CallMetrics {
-    fn new(path: &'static str) -> Self {
-        let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
-        Self {
-            started: metrics::counter!(CALLS_STARTED.name, "grpc_service" => service, "grpc_method" => method),
-            handled: CODE_NAMES.map(|code| {
-                metrics::counter!(
-                    CALLS_HANDLED.name,
-                    "grpc_service" => service,
-                    "grpc_method" => method,
-                    "grpc_code" => code,
-                )
-            }),
-        }
-    }
-
-    pub fn started(&self) {
-        self.started.increment(1);
-    }
-
-    /// Counts a call that was answered, or whose stream was opened.
-    pub fn handled(&self, code: Code) {
-        if let Some(counter) = usize::try_from(code as i32).ok().and_then(|code| self.handled.get(code)) {
-            counter.increment(1);
-        }
-    }
-}
-
-/// Paths with counters of their own. All others share one, so that a client cannot grow the table.
-const PATHS: [&str; 23] = [
-    "/etcdserverpb.KV/Range",
-    "/etcdserverpb.KV/RangeStream",
-    "/etcdserverpb.KV/Put",
-    "/etcdserverpb.KV/DeleteRange",
-    "/etcdserverpb.KV/Txn",
-    "/etcdserverpb.KV/Compact",
-    "/etcdserverpb.Watch/Watch",
-    "/etcdserverpb.Lease/LeaseGrant",
-    "/etcdserverpb.Lease/LeaseRevoke",
-    "/etcdserverpb.Lease/LeaseKeepAlive",
-    "/etcdserverpb.Lease/LeaseTimeToLive",
-    "/etcdserverpb.Lease/LeaseLeases",
-    "/etcdserverpb.Maintenance/Status",
-    "/etcdserverpb.Maintenance/Alarm",
-    "/etcdserverpb.Maintenance/HashKV",
-    "/etcdserverpb.Cluster/MemberList",
-    "/kindred.shard.v1.Shard/Hello",
-    "/kindred.shard.v1.Shard/Raise",
-    "/kindred.shard.v1.Shard/RaiseSince",
-    "/kindred.shard.v1.Shard/ReleasePins",
-    "/kindred.shard.v1.Shard/LeaseAttach",
-    "/kindred.shard.v1.Batches/Run",
-    "/kindred.shard.v1.Feeds/Feed",
-];
-
-pub fn call_metrics(path: &str) -> &'static CallMetrics {
-    static CALLS: LazyLock<HashMap<&'static str, CallMetrics>> =
-        LazyLock::new(|| PATHS.iter().map(|path| (*path, CallMetrics::new(path))).collect());
-    static OTHER: LazyLock<CallMetrics> = LazyLock::new(|| CallMetrics::new("/other/other"));
-    CALLS.get(path).unwrap_or(&*OTHER)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use bytes::Bytes;
 use kindred_engine::ops::OpAnswer;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::shard_v1::RaiseSinceResponse;
+use kindred_transport::metrics::calls::Calls;
 use kindred_wire::batch::{Refusal, put_answer, put_last};
 use prost::Message as _;
 use tokio::{sync::Notify, time::Instant};
@@ -27,7 +28,6 @@ use tonic::{Code, Status};
 use crate::{
     encode::{self, ServerIds},
     etcd_status::{KvError, status},
-    metrics::CallMetrics,
 };
 
 /// Operations of one stream that may be read and not answered.
@@ -182,7 +182,7 @@ pub(crate) struct Reply {
     id: u64,
     bytes: usize,
     until: Option<Instant>,
-    calls: &'static CallMetrics,
+    calls: Option<&'static Calls>,
     given: bool,
 }
 
@@ -193,9 +193,9 @@ impl Reply {
         id: u64,
         bytes: usize,
         until: Option<Instant>,
-        calls: &'static CallMetrics,
+        calls: Option<&'static Calls>,
     ) -> Self {
-        calls.started();
+        calls.into_iter().for_each(Calls::started);
         Self { replies: replies.clone(), id, bytes, until, calls, given: false }
     }
 
@@ -230,9 +230,16 @@ impl Reply {
         self.give(Err(Box::new(status)));
     }
 
+    /// Counts the call as ended. Only whole calls have a time.
+    fn count(&self, code: Code) {
+        if let Some(calls) = self.calls {
+            calls.handled(code, None);
+        }
+    }
+
     fn give(mut self, answer: Answered) {
         self.given = true;
-        self.calls.handled(answer.as_ref().map_or_else(|status| status.code(), |_| Code::Ok));
+        self.count(answer.as_ref().map_or_else(|status| status.code(), |_| Code::Ok));
         self.replies.answer(self.id, self.bytes, answer);
     }
 }
@@ -240,7 +247,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.given {
-            self.calls.handled(Code::Unavailable);
+            self.count(Code::Unavailable);
             self.replies.answer(self.id, self.bytes, Err(Box::new(status(&KvError::Stopped))));
         }
     }

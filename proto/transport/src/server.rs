@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::Either;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -24,6 +25,7 @@ use tower::{Service, ServiceExt as _};
 
 use crate::grpc;
 use crate::listener::{Connection, GivenUp, Incoming};
+use crate::metrics::calls::{self, Counting};
 use crate::unary::{self, UnaryCalls, answer::AnswerBody};
 use crate::unread::Unread;
 
@@ -345,11 +347,29 @@ where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
 {
     let limit = unary::time_limit(request.headers());
+    let calls = calls::of(request.uri().path());
+    let counting = calls.map(Counting::begin);
     let answering = pin!(async {
-        match services.oneshot(request.map(Body::new)).await {
+        let body = |body: RequestBody| match calls {
+            Some(calls) => Body::new(body.map_frame(move |frame| {
+                calls.received(frame.data_ref().map_or(0, Bytes::len));
+                frame
+            })),
+            None => Body::new(body),
+        };
+        match services.oneshot(request.map(body)).await {
             Ok(response) => Ok::<_, Status>(AnswerBody::tonic(response, &unread).map(|body| body.open(open))),
             Err(never) => match never {},
         }
     });
-    Ok(unary::within(limit, answering).await.unwrap_or_else(unary::refused))
+    let answered = unary::within(limit, answering).await.unwrap_or_else(unary::refused);
+    let Some(mut counting) = counting else { return Ok(answered) };
+    // What is refused has its status in the headers, and no body.
+    match Status::from_header_map(answered.headers()) {
+        Some(status) => {
+            counting.end(status.code());
+            Ok(answered)
+        }
+        None => Ok(answered.map(|body| body.counted(counting))),
+    }
 }

@@ -28,6 +28,7 @@ use self::long::Message;
 use self::message::MessageReader;
 use crate::grpc;
 use crate::listener::ConnectionInfo;
+use crate::metrics::calls::{Calls, Counting};
 use crate::server::Open;
 use crate::unread::Unread;
 
@@ -56,11 +57,8 @@ pub trait UnaryCalls: Clone + Send + Sync + 'static {
         request: tonic::Request<Bytes>,
     ) -> impl Future<Output = Result<Message, Status>> + Send;
 
-    /// Called when a call begins.
-    fn began(&self, _method: Self::Method) {}
-
-    /// Called when a call has been answered.
-    fn ended(&self, _method: Self::Method, _code: Code) {}
+    /// The counters of a method.
+    fn counted(&self, method: Self::Method) -> &'static Calls;
 }
 
 /// Serves no methods.
@@ -76,6 +74,10 @@ impl UnaryCalls for () {
     }
 
     async fn call(&self, method: Infallible, _request: tonic::Request<Bytes>) -> Result<Message, Status> {
+        match method {}
+    }
+
+    fn counted(&self, method: Infallible) -> &'static Calls {
         match method {}
     }
 }
@@ -96,26 +98,29 @@ pub(crate) async fn serve<U: UnaryCalls>(
     body: Incoming,
     open: Open,
 ) -> Result<Response<AnswerBody>, Infallible> {
-    calls.began(method);
+    let mut counting = Counting::begin(calls.counted(method));
     let limit = time_limit(&headers);
     let answered = {
         let mut answering = pin!(async {
             let message = read(body, calls.message_bytes_max()).await?;
+            counting.calls.received(message.len());
             let metadata = MetadataMap::from_headers(headers);
             let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
-            AnswerBody::message(calls.call(method, request).await?, &unread)
+            let answer = calls.call(method, request).await?;
+            counting.calls.sent(answer.len());
+            AnswerBody::message(answer, &unread)
         });
         within(limit, answering.as_mut()).await
     };
     Ok(match answered {
         Ok(body) => {
-            calls.ended(method, Code::Ok);
+            counting.end(Code::Ok);
             let mut response = Response::new(body.open(open));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             response
         }
         Err(status) => {
-            calls.ended(method, status.code());
+            counting.end(status.code());
             refused(status)
         }
     })

@@ -47,11 +47,12 @@ flat! {
         2 range_end: &'a [u8],
         3 prev_kv: bool,
     }
-    /// A `Compare` of a txn, without the value to compare with.
+    /// A `Compare` of a txn; of what it compares with only a revision of the last change.
     Compare<'a> {
         1 result: i32,
         2 target: i32,
         3 key: &'a [u8],
+        6 mod_revision: i64,
         64 range_end: &'a [u8],
     }
     /// A `CompactionRequest`.

@@ -201,8 +201,16 @@ fn peeked_put(r: &pb::PutRequest) -> peek::PutRequest<'_> {
 fn txn_parts(txn: &pb::TxnRequest, parts: &mut Vec<String>) {
     use pb::request_op::Request;
     for c in &txn.compare {
-        let compare =
-            peek::Compare { result: c.result, target: c.target, key: &c.key, range_end: &c.range_end };
+        let compare = peek::Compare {
+            result: c.result,
+            target: c.target,
+            key: &c.key,
+            mod_revision: match c.target_union {
+                Some(pb::compare::TargetUnion::ModRevision(revision)) => revision,
+                _ => 0,
+            },
+            range_end: &c.range_end,
+        };
         parts.push(format!("{:?}", peek::TxnPart::Compare(compare)));
     }
     for op in txn.success.iter().chain(&txn.failure) {

@@ -61,7 +61,8 @@ fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {
     })
 }
 
-fn word(mode: Durability) -> &'static str {
+/// A mode, as the configuration names it.
+pub(super) fn word(mode: Durability) -> &'static str {
     match mode {
         Durability::Unspecified => "unknown",
         Durability::None => "none",

@@ -1,7 +1,7 @@
 //! `etcdserverpb.KV` on raw bytes: plan, call, patch the header.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +15,8 @@ use kindred_router_core::header_ids::append;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
+use kindred_transport::ConnectionInfo;
+use kindred_transport::metrics::calls::{self, Calls};
 use kindred_transport::unary::UnaryCalls;
 use kindred_transport::unary::long::Message;
 use kindred_transport::unread::LongRead;
@@ -25,8 +27,7 @@ use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
-use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::delete::delete_at;
@@ -37,9 +38,10 @@ use crate::execute::routed::{Routed, Waits, route};
 use crate::execute::{Deadline, Effect, refused};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
-use crate::metrics::KvMetrics;
 use crate::routing::Routing;
 use crate::stores::{Store, Stores};
+use crate::traffic::clients::OpenConnection;
+use crate::traffic::{self, Counting, Traffic};
 use crate::waiting::Waiting;
 
 /// How long one store has to answer the health probe; kube-apiserver gives up after 2 s.
@@ -55,6 +57,8 @@ const TXN_OPS_MAX: usize = 128;
 pub struct Kv {
     with: Arc<Parts>,
     max_request_bytes: usize,
+    /// The client of the connection that this serves; `None` where it serves several.
+    client: Option<Arc<OpenConnection>>,
 }
 
 /// What calls of KV use of a router. A call shares it by one count.
@@ -67,25 +71,36 @@ pub struct Parts {
     pub leases: Arc<LeaseRouter>,
     pub compactor: Arc<Compactor>,
     pub identity: Arc<Identity>,
-    pub metrics: KvMetrics,
+    pub traffic: Arc<Traffic>,
 }
 
 impl Kv {
     #[must_use]
     pub fn new(with: Parts, max_request_bytes: usize) -> Self {
-        Self { with: Arc::new(with), max_request_bytes }
+        Self { with: Arc::new(with), max_request_bytes, client: None }
     }
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
-        let start = Instant::now();
+        let mut counting = self.counting(method, &request);
         let result = self.route(method, request).await;
-        let handles = self.with.metrics.method(method);
-        handles.seconds.record(start.elapsed().as_secs_f64());
         match &result {
-            Ok(_) => handles.ok.increment(1),
-            Err(_) => handles.failed.increment(1),
+            Ok(answer) => {
+                counting.sends(answer.len());
+                counting.end(Code::Ok);
+            }
+            Err(status) => counting.end(status.code()),
         }
         result.map(|answer| self.with.identity.patched(answer))
+    }
+
+    /// Notes that a call has begun.
+    fn counting(&self, method: Call, request: &Request<Bytes>) -> Counting {
+        let client = self.client.clone().or_else(|| {
+            let from = ConnectionInfo::of(request.extensions())?;
+            Some(self.with.traffic.clients.connected(from))
+        });
+        let client = client.unwrap_or_else(|| self.with.traffic.clients.internal());
+        self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client)
     }
 
     /// For tonic, which takes an answer in one piece.
@@ -336,6 +351,16 @@ impl UnaryCalls for Kv {
         }
     }
 
+    fn of_connection(&self, from: &ConnectionInfo) -> Self {
+        Self { client: Some(self.with.traffic.clients.connected(from)), ..self.clone() }
+    }
+
+    fn counted(&self, method: Call) -> &'static Calls {
+        static COUNTED: LazyLock<[&'static Calls; 5]> =
+            LazyLock::new(|| ["Range", "RangeStream", "Put", "DeleteRange", "Txn"].map(calls::of_kv));
+        COUNTED[method as usize]
+    }
+
     fn message_bytes_max(&self) -> usize {
         self.max_request_bytes.saturating_add(REQUEST_SLACK)
     }
@@ -354,17 +379,17 @@ impl KV for Kv {
     type RangeStreamStream = Chunks;
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
-        let opened = self.open_range_stream(request).await;
-        let handles = self.with.metrics.method(Call::RangeStream);
-        match &opened {
-            Ok(_) => handles.ok.increment(1),
-            Err(_) => handles.failed.increment(1),
-        }
-        opened.map(|chunks| {
-            let mut response = Response::new(chunks);
-            response.extensions_mut().insert(LongRead);
-            response
-        })
+        let mut counting = self.counting(Call::RangeStream, &request);
+        let chunks = match self.open_range_stream(request).await {
+            Ok(chunks) => chunks,
+            Err(status) => {
+                counting.end(status.code());
+                return Err(status);
+            }
+        };
+        let mut response = Response::new(Box::pin(traffic::of_stream(chunks, counting)) as Chunks);
+        response.extensions_mut().insert(LongRead);
+        Ok(response)
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {

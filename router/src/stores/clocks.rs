@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kindred_partition_config::ids::Revision;
 use kindred_router_core::clock_offset;
 use kindred_router_core::store::StoreIx;
 use kindred_transport::clock::WallClock;
@@ -93,6 +94,14 @@ impl Clocks {
         let reference = self.reference()?;
         let sample = *self.samples.borrow().get(store.0)?;
         Some(clock_offset::offset(sample.at(Instant::now())?, reference))
+    }
+
+    /// How long ago a shard assigned a revision, by its clock and this process's own; zero if that is ahead. `None` for
+    /// the revision of a stock etcd, which is no time.
+    #[must_use]
+    pub fn age(&self, revision: Revision) -> Option<Duration> {
+        let micros = revision.micros()?;
+        Some(Duration::from_micros(self.own.micros().saturating_sub(micros)))
     }
 
     /// The offset of this process's clock from the reference in microseconds.

@@ -33,6 +33,8 @@ use crate::feeds::{Counts, Feeds};
 use crate::metrics::WatchMetrics;
 use crate::routing::Routing;
 use crate::stores::Stores;
+use crate::traffic::Traffic;
+use crate::traffic::kinds::Watched;
 
 /// How long to wait before asking a feed again that could not tell its current revision.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -47,6 +49,7 @@ pub struct WatchPath {
     /// In the headers of messages.
     pub ids: HeaderIds,
     pub metrics: WatchMetrics,
+    pub traffic: Arc<Traffic>,
     pub drain: Drain,
 }
 
@@ -56,6 +59,8 @@ pub struct Around {
     path: Arc<WatchPath>,
     upstreams: HashMap<StoreIx, Upstream>,
     inbound: mpsc::Sender<Inbound>,
+    /// The session's watches, as they are counted.
+    watched: HashMap<i64, Watched>,
     /// Rung by feeds when they have more.
     pub bells: Arc<Bells>,
     /// Questions of the progress round.
@@ -70,6 +75,7 @@ impl Around {
             path,
             upstreams: HashMap::new(),
             inbound,
+            watched: HashMap::new(),
             bells: Arc::default(),
             asking: JoinSet::new(),
             creating: JoinSet::new(),
@@ -173,10 +179,25 @@ impl Outside for Around {
         self.path.routing.show_of_store(self.path.stores.get(store), spread, revision, generation, now);
     }
 
+    fn begun(&mut self, uid: i64, (key, range_end): (&[u8], &[u8])) {
+        self.path.metrics.watchers.increment(1.0);
+        let kind = self.path.traffic.kinds.of(self.path.routing.load().scheme(), key, range_end);
+        self.watched.insert(uid, kind.watched());
+    }
+
+    fn ended(&mut self, uid: i64) {
+        self.path.metrics.watchers.decrement(1.0);
+        self.watched.remove(&uid);
+    }
+
+    fn delivered(&mut self, uid: i64, bytes: usize, first: Option<Revision>) {
+        if let Some(watched) = self.watched.get(&uid) {
+            watched.delivered(bytes, first.and_then(|first| self.path.stores.clocks().age(first)));
+        }
+    }
+
     fn count(&mut self, count: Count) {
         match count {
-            Count::Begun => self.path.metrics.watchers.increment(1.0),
-            Count::Ended => self.path.metrics.watchers.decrement(1.0),
             Count::Moved => self.path.metrics.moved.increment(1),
             Count::Reopened => self.path.metrics.reopened.increment(1),
             Count::Turn => Counts::one(&self.path.feeds.counts().turns),

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use kindred_engine::{durability::AnswerWaits, error::EngineError, ops::Op};
-use kindred_partition_config::ids::Revision;
+use kindred_partition_config::{ids::Revision, key::KeyRange};
 use kindred_wire::error::EtcdError;
 use tokio::{sync::oneshot, time::Instant};
 
@@ -22,7 +22,7 @@ use crate::{
         failpoint::{Point, Side, reach},
     },
     etcd_status::KvError,
-    metrics::LoopMetrics,
+    metrics::{LoopMetrics, kinds},
     read_hints::ReadHints,
     standby::shipping::Shipping,
 };
@@ -445,7 +445,9 @@ impl Machine {
             self.core.note_written(now);
             let (reads, streams) = self.core.open_counts();
             self.metrics.units(&self.core.engine.unit_records());
-            self.metrics.sizes(&self.core.engine.stats(), self.core.applied, reads, streams);
+            let (stats, quota) = (self.core.engine.stats(), self.core.quota_bytes());
+            self.metrics.sizes(&stats, self.core.applied, reads, streams, quota);
+            kinds::set(self.core.load(&[KeyRange::everything()]).kinds);
             self.core.durability = self.logs.report(&self.core);
             let waits = "all requests: a standby that must have everything first does not answer";
             self.refusing.set(if self.answers_nothing(now) { Some(waits) } else { self.core.refuses() });

@@ -56,6 +56,12 @@ impl Core {
         self.written.look(now, totals);
     }
 
+    /// The bytes of all versions above which no write is taken; 0 for no limit.
+    #[must_use]
+    pub fn quota_bytes(&self) -> u64 {
+        self.quota_bytes
+    }
+
     /// Answers `Shard.Load`.
     #[must_use]
     pub fn load(&self, ranges: &[KeyRange]) -> pb::LoadResponse {

@@ -44,7 +44,6 @@ use crate::{
         standbys::StandbyService,
         units::{self, UnitService},
     },
-    metrics::{CallMetrics, call_metrics},
 };
 
 /// Calls that exist on etcd's port and that a shard does not serve.
@@ -152,8 +151,6 @@ impl Service<http::Request<Body>> for Front {
 
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         let path = request.uri().path();
-        let metrics = call_metrics(path);
-        metrics.started();
         let of_standbys = path.starts_with(STANDBYS);
         let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO && !of_standbys {
             Box::pin(std::future::ready(Ok(status(&self.member.serves_not()).into_http())))
@@ -188,14 +185,13 @@ impl Service<http::Request<Body>> for Front {
         } else {
             self.by_path(request)
         };
-        Answering { inner, metrics }
+        Answering { inner }
     }
 }
 
 /// A call in progress.
 pub struct Answering {
     inner: BoxFuture<http::Response<Body>, Infallible>,
-    metrics: &'static CallMetrics,
 }
 
 impl Future for Answering {
@@ -203,21 +199,11 @@ impl Future for Answering {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Ok(response) = ready!(self.inner.as_mut().poll(cx));
-        // A refusal has no body, and its status is in the headers. Anything else counts as handled here, since the
-        // status of a stream is known only at its end.
-        let Some(refused) = Status::from_header_map(response.headers()) else {
-            self.metrics.handled(Code::Ok);
-            return Poll::Ready(Ok(response));
-        };
-        let response = match grpc_go_size_error(&refused) {
-            Some(refused) => {
-                self.metrics.handled(refused.code());
-                refused.into_http()
-            }
-            None => {
-                self.metrics.handled(refused.code());
-                response
-            }
+        // A refusal has no body, and its status is in the headers.
+        let refused = Status::from_header_map(response.headers());
+        let response = match refused.as_ref().and_then(grpc_go_size_error) {
+            Some(refused) => refused.into_http(),
+            None => response,
         };
         Poll::Ready(Ok(response))
     }

@@ -15,6 +15,7 @@ use kindred_proto::{etcdserverpb as pb, raw::kv::k_v_server::KV as Kv};
 use kindred_transport::{
     ending,
     listener::ConnectionInfo,
+    metrics::calls::{self, Calls},
     unary::{UnaryCalls, long},
     unread::LongRead,
     who::Standing,
@@ -22,7 +23,7 @@ use kindred_transport::{
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::{Member, request};
 use crate::{
@@ -30,7 +31,6 @@ use crate::{
     encode::{self, long::LongRange},
     etcd_status::KvError,
     handle::{self, Start},
-    metrics::{CallMetrics, call_metrics},
     read_hints::{self, ReadHints},
 };
 
@@ -136,21 +136,11 @@ impl UnaryCalls for KvService {
         self.unary(method, request).await
     }
 
-    fn began(&self, method: Method) {
-        counters(method).started();
+    fn counted(&self, method: Method) -> &'static Calls {
+        static COUNTED: LazyLock<[&'static Calls; 4]> =
+            LazyLock::new(|| ["Range", "Put", "DeleteRange", "Txn"].map(calls::of_kv));
+        COUNTED[method as usize]
     }
-
-    fn ended(&self, method: Method, code: Code) {
-        counters(method).handled(code);
-    }
-}
-
-fn counters(method: Method) -> &'static CallMetrics {
-    static COUNTERS: LazyLock<[&'static CallMetrics; 4]> = LazyLock::new(|| {
-        ["Range", "Put", "DeleteRange", "Txn"]
-            .map(|method| call_metrics(&format!("/etcdserverpb.KV/{method}")))
-    });
-    COUNTERS[method as usize]
 }
 
 fn decode<M: Message + Default>(message: Bytes) -> Result<M, KvError> {

@@ -1,11 +1,12 @@
 //! Batches: a stream is read here, executed on the apply loop, and answered by [`Answers`].
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use kindred_engine::ops::{Op, RangeQuery};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::raw::batches::batches_server::Batches;
+use kindred_transport::metrics::calls::{self, Calls};
 use kindred_wire::batch::{BatchOp, Method, read_request};
 use prost::Message;
 use tokio::time::{Duration, Instant};
@@ -18,7 +19,6 @@ use crate::{
     core::is_short,
     etcd::{Member, front::transport_status, request},
     etcd_status::{KvError, status},
-    metrics::{CallMetrics, call_metrics},
     read_hints::{ReadHints, checked, pin_id},
     replies::{Answers, Replies, Reply},
 };
@@ -37,52 +37,39 @@ impl Batches for BatchService {
 
     async fn run(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Answers>, Status> {
         let replies = Arc::new(Replies::default());
-        let reader =
-            Reader { member: self.0.clone(), replies: replies.clone(), calls: Calls::new(), last: 0 };
+        let reader = Reader { member: self.0.clone(), replies: replies.clone(), last: 0 };
         tokio::spawn(reader.run(request.into_inner()));
         Ok(Response::new(Answers::new(replies, self.0.ids)))
     }
 }
 
-/// The counters of the calls that operations stand for.
-struct Calls {
-    range: &'static CallMetrics,
-    put: &'static CallMetrics,
-    delete_range: &'static CallMetrics,
-    txn: &'static CallMetrics,
-    raise_since: &'static CallMetrics,
-    release_pins: &'static CallMetrics,
-}
-
-impl Calls {
-    fn new() -> Self {
-        Self {
-            range: call_metrics("/etcdserverpb.KV/Range"),
-            put: call_metrics("/etcdserverpb.KV/Put"),
-            delete_range: call_metrics("/etcdserverpb.KV/DeleteRange"),
-            txn: call_metrics("/etcdserverpb.KV/Txn"),
-            raise_since: call_metrics("/kindred.shard.v1.Shard/RaiseSince"),
-            release_pins: call_metrics("/kindred.shard.v1.Shard/ReleasePins"),
-        }
-    }
-
-    fn of(&self, method: Method) -> &'static CallMetrics {
-        match method {
-            Method::Range => self.range,
-            Method::Put => self.put,
-            Method::DeleteRange => self.delete_range,
-            Method::Txn => self.txn,
-            Method::RaiseSince => self.raise_since,
-            Method::ReleasePins => self.release_pins,
-        }
-    }
+/// The counters of the calls that operations stand for; `None` for a method that does not exist.
+fn calls_of(method: Option<Method>) -> Option<&'static Calls> {
+    static COUNTED: LazyLock<[Option<&'static Calls>; 6]> = LazyLock::new(|| {
+        [
+            "/etcdserverpb.KV/Range",
+            "/etcdserverpb.KV/Put",
+            "/etcdserverpb.KV/DeleteRange",
+            "/etcdserverpb.KV/Txn",
+            "/kindred.shard.v1.Shard/RaiseSince",
+            "/kindred.shard.v1.Shard/ReleasePins",
+        ]
+        .map(calls::of)
+    });
+    COUNTED[match method? {
+        Method::Range => 0,
+        Method::Put => 1,
+        Method::DeleteRange => 2,
+        Method::Txn => 3,
+        Method::RaiseSince => 4,
+        Method::ReleasePins => 5,
+    }]
 }
 
 /// The reader of one stream.
 struct Reader {
     member: Member,
     replies: Arc<Replies>,
-    calls: Calls,
     /// The id of the last operation read.
     last: u64,
 }
@@ -142,8 +129,7 @@ impl Reader {
                 .then(|| now.checked_add(Duration::from_micros(op.timeout_micros)))
                 .flatten();
             let method = Method::from_wire(op.method);
-            let calls = method.map_or_else(|| call_metrics(""), |method| self.calls.of(method));
-            let reply = Reply::new(&self.replies, op.id, op.request.len(), until, calls);
+            let reply = Reply::new(&self.replies, op.id, op.request.len(), until, calls_of(method));
             match self.call(method, &op, message) {
                 Ok(call) => ops.push(Batched { call, hints: hints(&op), reply }),
                 Err(refused) => reply.refuse(refused),

@@ -2,15 +2,15 @@ use std::task::Waker;
 
 use futures_util::FutureExt as _;
 use kindred_partition_config::ids::Revision;
+use kindred_transport::metrics::calls;
 use kindred_wire::batch::{Answer, read_response};
 
 use super::*;
-use crate::metrics::call_metrics;
 
 const IDS: ServerIds = ServerIds { cluster_id: 1, member_id: 2, raft_term: 3 };
 
 fn reply(replies: &Arc<Replies>, id: u64) -> Reply {
-    Reply::new(replies, id, 10, None, call_metrics("/etcdserverpb.KV/Put"))
+    Reply::new(replies, id, 10, None, calls::of("/etcdserverpb.KV/Put"))
 }
 
 /// Operations from 1 to `last`.
@@ -150,6 +150,6 @@ async fn no_more_is_read_than_there_is_room_for_answers() {
     let waiting = all.room();
     tokio::pin!(waiting);
     assert_eq!(waiting.as_mut().now_or_never(), None);
-    Reply::new(&all, 9999, BYTES_MAX, None, call_metrics("")).send(put(8));
+    Reply::new(&all, 9999, BYTES_MAX, None, None).send(put(8));
     assert_eq!(waiting.as_mut().now_or_never(), Some(true), "bytes are given back with the answer");
 }

@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use bytes::Buf as _;
 use http::{HeaderMap, HeaderValue, Response};
 use hyper::body::{Body, Frame};
 use kindred_wire::rope::Rope;
@@ -11,6 +12,7 @@ use tonic::Status;
 use super::long::{FRAME_BYTES, LongMessage, Message, prefix};
 use super::message::PREFIX_BYTES;
 use super::piece::Piece;
+use crate::metrics::calls::Counting;
 use crate::server::Open;
 use crate::unread::{LongRead, Unread, UnreadBody};
 
@@ -20,6 +22,8 @@ pub struct AnswerBody {
     next: Next,
     /// Keeps its stream counted as open.
     _open: Option<Open>,
+    /// The call that it answers, if that has not ended before its body.
+    counting: Option<Counting>,
 }
 
 #[derive(Debug)]
@@ -60,7 +64,12 @@ impl AnswerBody {
     }
 
     fn of(next: Next) -> Self {
-        Self { next, _open: None }
+        Self { next, _open: None, counting: None }
+    }
+
+    /// Counts what the body sends, and the call as ended with the status of its trailers.
+    pub(crate) fn counted(self, counting: Counting) -> Self {
+        Self { counting: Some(counting), ..self }
     }
 
     /// Marks this as the answer of an open stream.
@@ -78,6 +87,40 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         let this = self.get_mut();
+        let frame = this.poll_next(cx);
+        if let (Some(counting), Poll::Ready(Some(ended))) = (&mut this.counting, &frame) {
+            count(counting, ended);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.next {
+            Next::Message(..) | Next::Trailers => false,
+            Next::End => true,
+            Next::Tonic(body) => body.is_end_stream(),
+            Next::Long(long) => long.is_end(),
+        }
+    }
+}
+
+/// Counts a frame of a call's answer.
+fn count(counting: &mut Counting, frame: &Result<Frame<Piece>, Status>) {
+    match frame {
+        Ok(frame) => {
+            if let Some(data) = frame.data_ref() {
+                counting.calls.sent(data.remaining());
+            } else if let Some(status) = frame.trailers_ref().and_then(Status::from_header_map) {
+                counting.end(status.code());
+            }
+        }
+        Err(status) => counting.end(status.code()),
+    }
+}
+
+impl AnswerBody {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, Status>>> {
+        let this = self;
         if let Next::Tonic(body) = &mut this.next {
             let frame = Pin::new(body).poll_frame(cx);
             return frame.map_ok(|frame| frame.map_data(Piece::from));
@@ -97,14 +140,5 @@ impl Body for AnswerBody {
             }
             Next::End | Next::Tonic(_) | Next::Long(_) => None,
         })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match &self.next {
-            Next::Message(..) | Next::Trailers => false,
-            Next::End => true,
-            Next::Tonic(body) => body.is_end_stream(),
-            Next::Long(long) => long.is_end(),
-        }
     }
 }

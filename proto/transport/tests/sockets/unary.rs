@@ -1,8 +1,8 @@
 //! Calls that are answered without tonic are identical to tonic's.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use kindred_proto::raw::kv::k_v_client::KVClient;
 use kindred_proto::raw::kv::k_v_server::{KV, KVServer};
 use kindred_transport::listener::Incoming;
+use kindred_transport::metrics::calls::{self, Calls};
 use kindred_transport::unary::UnaryCalls;
 use kindred_transport::unary::long::Message;
 use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, server};
@@ -81,6 +82,11 @@ impl UnaryCalls for Echo {
 
     fn message_bytes_max(&self) -> usize {
         LIMIT
+    }
+
+    fn counted(&self, (): ()) -> &'static Calls {
+        static COUNTED: LazyLock<&'static Calls> = LazyLock::new(|| calls::of_kv("Put"));
+        &COUNTED
     }
 
     async fn call(&self, (): (), request: Request<Bytes>) -> Result<Message, Status> {

@@ -7,7 +7,7 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_wire::error::WatchRefusal;
 
 use super::message::{self, Create};
-use super::outside::{Count, Outside};
+use super::outside::Outside;
 use super::state::{Due, FeedWatch, Fragments, Session, Upstream, Watch};
 use super::types::Origin;
 use crate::place::{Placed, place};
@@ -34,7 +34,7 @@ impl<O: Outside> Session<O> {
                 let uid = self.next_uid;
                 self.next_uid += 1;
                 self.by_client.insert(client_id, uid);
-                self.outside.count(Count::Begun);
+                self.outside.begun(uid, (&create.key, &create.range_end));
                 let start = create.start_revision;
                 let (origin, feed) = match placed {
                     Placed::Store(store) => (Origin::Store(store), None),

@@ -100,6 +100,10 @@ impl<O: Outside> Session<O> {
             None => return Ok(()),
         };
         let before = std::mem::take(&mut watch.fragments).messages;
+        if !response.is_progress() {
+            let bytes = before.iter().map(Bytes::len).sum::<usize>() + bytes.len();
+            self.outside.delivered(uid, bytes, None);
+        }
         let (admit, commands) = self.progress.admit(uid, Revision(first), Revision(last));
         let messages = before.into_iter().chain([message::for_client(bytes, self.ids, client_id)]);
         match admit {

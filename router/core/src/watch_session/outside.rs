@@ -28,10 +28,6 @@ pub enum Rung {
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// A watch was created.
-    Begun,
-    /// A watch was removed.
-    Ended,
     /// A watch was placed elsewhere.
     Moved,
     /// A stream of a store broke and is opened again.
@@ -112,6 +108,13 @@ pub trait Outside {
         generation: Epoch,
         range: (&[u8], &[u8]),
     );
+    /// For metrics: a watch of this range was created, and has this number.
+    fn begun(&mut self, uid: i64, range: (&[u8], &[u8]));
+    /// For metrics: a watch was removed.
+    fn ended(&mut self, uid: i64);
+    /// For metrics: a watch is sent events in a message of so many bytes. `first` is the revision of the first of them, if
+    /// it came while the watch had everything before it.
+    fn delivered(&mut self, uid: i64, bytes: usize, first: Option<Revision>);
     /// For metrics.
     fn count(&mut self, count: Count);
 }

@@ -306,6 +306,7 @@ impl<O: Outside> Session<O> {
         let Some(followed) = self.feeds.get_mut(&no) else { return };
         let rests = followed.stand.is_some_and(|stand| next.is_some_and(|next| next >= stand.position));
         side.turn = if rests { Turn::Rests } else { Turn::Waits };
+        side.caught_up |= next.is_some();
         if !rests {
             followed.waiting.insert(uid);
         }
@@ -400,7 +401,13 @@ impl<O: Outside> Session<O> {
             ..WatchHead::default()
         };
         let fragment_bytes = side.fragment.then_some(self.settings.fragment_bytes);
-        message::with_events(head, &events, fragment_bytes, |message| self.outgoing.push_back(message));
+        let fresh = side.caught_up && side.catch_up.is_none();
+        let mut bytes = 0;
+        message::with_events(head, &events, fragment_bytes, |message| {
+            bytes += message.len();
+            self.outgoing.push_back(message);
+        });
+        self.outside.delivered(uid, bytes, fresh.then_some(first));
         self.show(uid, header.get());
         self.follow(commands);
         taken.more

@@ -136,6 +136,8 @@ pub(super) struct FeedWatch<R> {
     pub(super) turn: Turn,
     /// No event was sent since the last periodic progress.
     pub(super) quiet: bool,
+    /// It has had everything once, so that what comes now is new.
+    pub(super) caught_up: bool,
 }
 
 impl<R> FeedWatch<R> {
@@ -153,6 +155,7 @@ impl<R> FeedWatch<R> {
             catch_up: None,
             turn: Turn::Off,
             quiet: true,
+            caught_up: false,
         }
     }
 

@@ -9,7 +9,7 @@ use kindred_wire::refusal::KindredError;
 
 use super::creates::CREATE_WAIT;
 use super::message::{self, Create};
-use super::outside::{Count, Outside};
+use super::outside::Outside;
 use super::round::ROUND_MAX;
 use super::state::{Due, Followed, Session, Watch};
 use super::types::{End, Event, Origin};
@@ -147,7 +147,7 @@ impl<O: Outside> Session<O> {
     pub(super) fn remove(&mut self, uid: i64) {
         let Some(watch) = self.watches.remove(&uid) else { return };
         self.by_client.remove(&watch.client_id);
-        self.outside.count(Count::Ended);
+        self.outside.ended(uid);
         self.periodic.remove(&uid);
         self.leave(uid, watch.origin);
         self.leave_if_empty(watch.origin);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
 
 use super::super::Settings;
 use super::super::message::Create;
@@ -67,6 +68,24 @@ fn what_fits_goes_in_one_message() {
     client.feed(0).puts(&[("a", 12), ("b", 13), ("c", 15)]);
     client.feed(0).watermark(16);
     assert_eq!(client.hears(), ["0 @16: put a 12, put b 13, put c 15"]);
+}
+
+#[test]
+fn events_are_counted_as_new_once_a_watch_has_had_what_was_there() {
+    let mut client = Client::with(SMALL);
+    client.create(configmaps().from(11));
+    client.hears();
+    let delivered = |client: &mut Client| std::mem::take(&mut client.session.outside.delivered);
+    let new = |uid, revision| (uid, Some(Revision(revision)));
+    client.feed(0).puts(&[("a", 12), ("b", 13)]);
+    client.hears();
+    assert_eq!(delivered(&mut client), [new(1, 12), new(1, 13)]);
+    client.create(configmaps().from(12));
+    client.hears();
+    assert_eq!(delivered(&mut client), [(2, None), (2, None)], "they were there before this one");
+    client.feed(0).puts(&[("c", 15)]);
+    client.hears();
+    assert_eq!(delivered(&mut client), [new(1, 15), new(2, 15)]);
 }
 
 #[test]

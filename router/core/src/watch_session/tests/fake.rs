@@ -250,6 +250,8 @@ pub struct Fake {
     pub asks: VecDeque<Ask>,
     pub shown: i64,
     pub watchers: i64,
+    /// What watches were sent: the revision of the first event, if it was new.
+    pub delivered: Vec<(i64, Option<Revision>)>,
     /// How many watches were read one by one.
     pub turns: usize,
 }
@@ -271,6 +273,7 @@ impl Fake {
             asks: VecDeque::new(),
             shown: 0,
             watchers: 0,
+            delivered: Vec::new(),
             turns: 0,
         }
     }
@@ -409,10 +412,21 @@ impl Outside for Fake {
         self.shown = self.shown.max(revision.get());
     }
 
+    fn begun(&mut self, _uid: i64, _range: (&[u8], &[u8])) {
+        self.watchers += 1;
+    }
+
+    fn ended(&mut self, _uid: i64) {
+        self.watchers -= 1;
+    }
+
+    fn delivered(&mut self, uid: i64, bytes: usize, first: Option<Revision>) {
+        assert!(bytes > 0);
+        self.delivered.push((uid, first));
+    }
+
     fn count(&mut self, count: Count) {
         match count {
-            Count::Begun => self.watchers += 1,
-            Count::Ended => self.watchers -= 1,
             Count::Turn => self.turns += 1,
             Count::Moved | Count::Reopened => {}
         }

@@ -245,6 +245,12 @@ impl Outside for Around {
         shown::show(&*self.router, store, spread, revision, generation, now);
     }
 
+    fn begun(&mut self, _: i64, _: (&[u8], &[u8])) {}
+
+    fn ended(&mut self, _: i64) {}
+
+    fn delivered(&mut self, _: i64, _: usize, _: Option<Revision>) {}
+
     fn count(&mut self, _: Count) {}
 }
 

@@ -1,0 +1,140 @@
+//! What clients ask of this router, by Kind and by client: counted for metrics, pages and admission.
+//!
+//! A call costs a look-up of its Kind and a dozen additions. The tables are bounded: Kinds and clients beyond their
+//! limits are counted together, as `<other>`, so that no client can make them grow.
+
+pub mod clients;
+pub mod kinds;
+pub mod metrics;
+pub mod samples;
+pub mod slow;
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use kindred_router_core::plan::Call;
+use kindred_router_core::routes::Routes;
+use kindred_router_core::verb::{self, Verb};
+use tokio::time::Instant;
+use tonic::{Code, Status};
+
+use clients::{Clients, OpenConnection};
+use kinds::{KindTraffic, Kinds};
+use samples::Samples;
+use slow::{SlowCall, SlowCalls};
+
+/// What clients have asked since the start.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    pub kinds: Kinds,
+    pub clients: Clients,
+    pub samples: Samples,
+    pub slow: SlowCalls,
+}
+
+impl Traffic {
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Notes that a call of KV has begun.
+    #[must_use]
+    pub fn begin(
+        self: &Arc<Self>,
+        call: Call,
+        body: &Bytes,
+        routes: &Routes,
+        client: &Arc<OpenConnection>,
+    ) -> Counting {
+        let asked = verb::asked(call, body);
+        let kind = self.kinds.of(routes.scheme(), asked.key, asked.range_end);
+        Counting {
+            traffic: self.clone(),
+            kind,
+            verb: asked.verb,
+            call,
+            body: body.clone(),
+            client: client.clone(),
+            began: Instant::now(),
+            sent: 0,
+            ended: false,
+        }
+    }
+}
+
+/// One call of KV, which is counted as ended exactly once: as canceled, if nobody says how.
+#[derive(Debug)]
+pub struct Counting {
+    traffic: Arc<Traffic>,
+    pub kind: Arc<KindTraffic>,
+    pub verb: Verb,
+    call: Call,
+    body: Bytes,
+    client: Arc<OpenConnection>,
+    began: Instant,
+    /// Bytes of the answer.
+    sent: u64,
+    ended: bool,
+}
+
+impl Counting {
+    /// Notes bytes of the answer.
+    pub fn sends(&mut self, bytes: usize) {
+        self.sent += bytes as u64;
+    }
+
+    /// The end of the call; later ends do not count.
+    pub fn end(&mut self, code: Code) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let took = self.began.elapsed();
+        let (received, sent) = (self.body.len() as u64, self.sent);
+        self.kind.ended(self.verb, code, took, (received, sent));
+        self.client.client.ended(code, took, (received, sent));
+        if took >= slow::SLOW {
+            self.note_slow(code, took);
+        }
+    }
+
+    #[cold]
+    fn note_slow(&self, code: Code, took: Duration) {
+        let asked = verb::asked(self.call, &self.body);
+        self.traffic.slow.note(SlowCall::new(
+            self.client.client.name.clone(),
+            self.kind.name.clone(),
+            asked,
+            code,
+            took,
+            self.sent,
+        ));
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        self.end(Code::Cancelled);
+    }
+}
+
+/// Counts a stream of an answer with the call that it belongs to, which ends with it.
+pub fn of_stream<S>(chunks: S, mut counting: Counting) -> impl Stream<Item = Result<Bytes, Status>>
+where
+    S: Stream<Item = Result<Bytes, Status>>,
+{
+    let mut chunks = Box::pin(chunks);
+    futures_util::stream::poll_fn(move |cx| {
+        let next = chunks.as_mut().poll_next(cx);
+        match &next {
+            Poll::Ready(Some(Ok(chunk))) => counting.sends(chunk.len()),
+            Poll::Ready(Some(Err(status))) => counting.end(status.code()),
+            Poll::Ready(None) => counting.end(Code::Ok),
+            Poll::Pending => {}
+        }
+        next
+    })
+}
