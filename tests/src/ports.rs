@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -15,6 +15,7 @@ use anyhow::{Context, bail};
 const FIRST: u16 = 15_000;
 const PORTS: u16 = 17_000;
 const TRIES: usize = 1000;
+const LOCKS: &str = "/tmp/kindred-test-ports";
 
 /// A port of this machine. No other test gets it until this is dropped.
 #[derive(Debug)]
@@ -29,17 +30,43 @@ impl Port {
     /// # Errors
     /// If there is none among `TRIES` candidates.
     pub fn free() -> anyhow::Result<Self> {
-        let locks = PathBuf::from("/tmp/kindred-test-ports");
+        let locks = PathBuf::from(LOCKS);
         fs::create_dir_all(&locks).with_context(|| format!("making {}", locks.display()))?;
         for _ in 0..TRIES {
-            let number = next();
-            let lock = locks.join(number.to_string());
-            let file = File::create(&lock).with_context(|| format!("making {}", lock.display()))?;
-            if file.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok() {
-                return Ok(Self { number, _locked: file });
+            if let Some(port) = Self::take(&locks, next())? {
+                return Ok(port);
             }
         }
         bail!("no free port among {PORTS} from {FIRST} on after {TRIES} tries")
+    }
+
+    /// Finds so many consecutive ports.
+    ///
+    /// # Errors
+    /// As [`Port::free`].
+    pub fn consecutive(count: u16) -> anyhow::Result<Vec<Self>> {
+        let locks = PathBuf::from(LOCKS);
+        for _ in 0..TRIES {
+            let first = Self::free()?;
+            let mut ports = vec![first];
+            while ports.len() < usize::from(count)
+                && let Some(port) = Self::take(&locks, ports[ports.len() - 1].number + 1)?
+            {
+                ports.push(port);
+            }
+            if ports.len() == usize::from(count) {
+                return Ok(ports);
+            }
+        }
+        bail!("no {count} consecutive free ports after {TRIES} tries")
+    }
+
+    /// This port, if no server listens there and no other test has it.
+    fn take(locks: &Path, number: u16) -> anyhow::Result<Option<Self>> {
+        let lock = locks.join(number.to_string());
+        let file = File::create(&lock).with_context(|| format!("making {}", lock.display()))?;
+        let free = file.try_lock().is_ok() && TcpListener::bind(("127.0.0.1", number)).is_ok();
+        Ok(free.then_some(Self { number, _locked: file }))
     }
 
     #[must_use]
@@ -61,7 +88,10 @@ mod tests {
 
     #[test]
     fn a_port_is_given_once_and_not_to_connections() {
-        let ports: Vec<Port> = (0..50).map(|_| Port::free().unwrap()).collect();
+        let mut ports: Vec<Port> = (0..50).map(|_| Port::free().unwrap()).collect();
+        let several = Port::consecutive(3).unwrap();
+        assert!(several.windows(2).all(|two| two[1].number == two[0].number + 1), "{several:?}");
+        ports.extend(several);
         let mut numbers: Vec<u16> = ports.iter().map(Port::number).collect();
         numbers.sort_unstable();
         numbers.dedup();

@@ -274,20 +274,19 @@ impl Drop for Process {
 }
 
 /// Replaces port 0 in the flags of kindred's servers by free ports. Several routers of one `kindred up` use consecutive
-/// ports from the given one, so for them port 0 stays.
+/// ports from the given one.
 fn choose_ports(args: &mut [String]) -> anyhow::Result<Vec<Port>> {
     const FLAGS: [&str; 3] = ["--listen", "--admin", "--admin-listen"];
-    if args.iter().any(|arg| arg.starts_with("--routers")) {
-        return Ok(Vec::new());
-    }
+    let routers = args.iter().find_map(|arg| arg.strip_prefix("--routers="));
+    let count = routers.map_or(Ok(1), str::parse).context("--routers")?;
     let mut ports = Vec::new();
     for arg in args {
         let listens = arg.split_once('=').filter(|(flag, _)| FLAGS.contains(flag));
         if listens.is_some_and(|(_, address)| address == "127.0.0.1:0") {
-            let port = Port::free()?;
+            let found = Port::consecutive(count)?;
             arg.truncate(arg.len() - 1);
-            arg.push_str(&port.number().to_string());
-            ports.push(port);
+            arg.push_str(&found[0].number().to_string());
+            ports.extend(found);
         }
     }
     Ok(ports)
