@@ -1,11 +1,12 @@
-//! The generated pages of `docs/` say what the code says: `docs/cli.md` is made of clap's definitions, and
-//! `docs/config-reference.md` of the doc comments of the configuration's model. With `KINDRED_DOCS=write` (`make docs`) the pages
-//! are written, else a page that differs fails its test.
+//! The generated pages of `docs/` say what the code says: `docs/cli.md` is made of clap's definitions,
+//! `docs/config-reference.md` of the doc comments of the configuration's model, and `docs/metrics.md` of the definitions of
+//! metrics. With `KINDRED_DOCS=write` (`make docs`) the pages are written, else a page that differs fails its test.
 
 use std::{env, fs, path::PathBuf};
 
 mod commands;
 mod fields;
+mod metrics;
 
 /// Writes the page, or compares it with the one that is there.
 fn check(page: &str, wanted: &str) {
@@ -43,4 +44,9 @@ fn the_command_reference_is_what_the_flags_say() {
 #[test]
 fn the_configuration_reference_is_what_the_model_says() {
     check("config-reference.md", &fields::page());
+}
+
+#[test]
+fn the_metrics_are_what_the_definitions_say() {
+    check("metrics.md", &metrics::page());
 }

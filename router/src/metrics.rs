@@ -7,6 +7,7 @@ use kindred_transport::admin::ETCD_VERSION;
 use kindred_transport::listener::GivenUp;
 use kindred_transport::logging;
 use kindred_transport::metrics::calls;
+use kindred_transport::metrics::exposition::{self, Metric};
 use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
@@ -232,10 +233,18 @@ const DEFINITIONS: &[Definition] = &[
     },
 ];
 
-/// The names of all metrics of a router.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    let own = DEFINITIONS.iter().map(|definition| definition.name);
-    own.chain(calls::METRICS.iter().chain(&traffic::metrics::METRICS).map(|metric| metric.name))
+/// All metrics of a router, those of its process left out.
+#[must_use]
+pub fn all() -> Vec<Metric> {
+    let own = DEFINITIONS.iter().map(|definition| {
+        let kind = match definition.kind {
+            Kind::Counter => exposition::Kind::Counter,
+            Kind::Gauge => exposition::Kind::Gauge,
+            Kind::Histogram => exposition::Kind::Histogram,
+        };
+        Metric { name: definition.name, kind, help: definition.help }
+    });
+    own.chain(calls::METRICS).chain(traffic::metrics::METRICS).collect()
 }
 
 /// Registers units and help texts. Call it once, after the recorder is installed.
@@ -363,6 +372,13 @@ pub fn bypassed(store: &Store) {
 /// An offset in seconds; NaN if unknown.
 fn seconds(micros: Option<i64>) -> f64 {
     micros.map_or(f64::NAN, |micros| micros as f64 / 1e6)
+}
+
+/// The buckets of a histogram of this router.
+#[must_use]
+pub fn buckets(name: &str) -> Option<&'static [f64]> {
+    let own = BUCKETS.iter().find(|(of, _)| *of == name).map(|(_, bounds)| *bounds);
+    own.or_else(|| traffic::metrics::buckets(name))
 }
 
 /// The handles of watches.

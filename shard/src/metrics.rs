@@ -13,7 +13,12 @@ use kindred_engine::{
     engine::EngineStats,
     units::{UnitRecord, UnitState},
 };
-use kindred_transport::{admin::ETCD_VERSION, listener::GivenUp, logging, metrics::calls};
+use kindred_transport::{
+    admin::ETCD_VERSION,
+    listener::GivenUp,
+    logging,
+    metrics::{calls, exposition},
+};
 use kindred_wal::LogKind;
 use metrics::{Counter, Gauge, Histogram, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -86,6 +91,20 @@ metrics! {
     STANDBY_SHIPPED = Counter Bytes "kindred_shard_standby_shipped_bytes_total", "Bytes of records and copies handed to the connections of standbys.";
     CONNECTIONS_CLOSED = Counter Count "kindred_connections_closed_total", "Connections of clients that were given up, by why: their TLS handshake failed, they were late, they gave way to others at the door, or they were idle.";
     LOG_DROPPED = Counter Count "kindred_log_lines_dropped_total", "Lines of the log that were dropped, because standard error was not read as fast as they came.";
+}
+
+/// All metrics of a shard, those of its process left out.
+#[must_use]
+pub fn all() -> Vec<exposition::Metric> {
+    let own = ALL.iter().map(|metric| {
+        let kind = match metric.kind {
+            Kind::Counter => exposition::Kind::Counter,
+            Kind::Gauge => exposition::Kind::Gauge,
+            Kind::Histogram => exposition::Kind::Histogram,
+        };
+        exposition::Metric { name: metric.name, kind, help: metric.help }
+    });
+    own.chain(calls::METRICS).chain(kinds::METRICS).collect()
 }
 
 fn gauge(metric: &Metric) -> Gauge {

@@ -6,8 +6,12 @@ use std::{
 };
 
 use anyhow::Context;
-use kindred_tests::kube_client::{KubeClient, full_name, items, revision};
-use serde_json::json;
+use kindred_router_core::digest::Digest;
+use kindred_tests::{
+    admin::Admin,
+    kube_client::{KubeClient, full_name, items, revision},
+};
+use serde_json::{Value, json};
 
 use crate::{
     cluster::{Cluster, Tally},
@@ -24,7 +28,29 @@ pub async fn run(cluster: &Cluster) -> anyhow::Result<()> {
     pages_while_others_write(cluster, &[&cluster.first.client]).await?;
     kubectl_pages(cluster).await?;
     own_writes(cluster, &cluster.first.client, &cluster.first.client).await?;
+    digests(cluster).await?;
     at_a_revision(cluster).await
+}
+
+/// The digest of a Kind is that of the objects which the apiserver lists at its revision.
+async fn digests(cluster: &Cluster) -> anyhow::Result<()> {
+    let Some(kindred) = cluster.kindred() else { return Ok(()) };
+    let admin = Admin::over_tls(&kindred.up.admin, kindred.admin_tls.clone())?;
+    for (kind, path) in [("pods", ALL_PODS), ("nodes", NODE_COLLECTION), ("widgets.example.com", ALL_WIDGETS)]
+    {
+        let shown = admin.ok("GET", &format!("/api/v1/kinds/{kind}/digest"), &Value::Null).await?;
+        let at = shown["revision"].as_i64().context("a revision")?;
+        let exactly = format!("{path}?resourceVersion={at}&resourceVersionMatch=Exact");
+        let list = cluster.first.client.read(&exactly).await?;
+        let mut digest = Digest::default();
+        for object in items(&list)? {
+            digest.add(full_name(object).as_bytes(), i64::try_from(revision(object)?)?);
+        }
+        let what = format!("digest of {kind} at {at}");
+        cluster.tally.equal(&shown["keys"], &json!(items(&list)?.len()), &what)?;
+        cluster.tally.equal(&shown["digest"], &json!(digest.to_hex()), &what)?;
+    }
+    Ok(())
 }
 
 /// Lists a collection in pages, which the clients request in turn. Returns the names in their order.

@@ -92,6 +92,16 @@ pub const METRICS: [Metric; 14] = [
     CLIENT_SENT,
 ];
 
+/// The buckets of a histogram of this module.
+#[must_use]
+pub fn buckets(name: &str) -> Option<&'static [f64]> {
+    match name {
+        name if name == SECONDS.name => Some(&CALL_BOUNDS),
+        name if name == AGE.name => Some(&AGE_BOUNDS),
+        _ => None,
+    }
+}
+
 /// The clients with series of their own. The others are together in `<other>`.
 const CLIENTS_SHOWN: usize = 50;
 
