@@ -13,6 +13,7 @@ mod during;
 mod echo;
 mod fsync;
 mod instructions;
+mod lists;
 mod load;
 mod measure;
 mod memory;
@@ -78,6 +79,8 @@ enum Mode {
     Standby(standby::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
+    /// What small writes wait while many clients list a large Kind, with the router's admission and without.
+    Lists(lists::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
     #[command(hide = true)]
     Echo(echo::Options),
@@ -108,6 +111,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Watchers(options)) => watchers::run(options).await,
         Some(Mode::Creates(options)) => creates::run(options, &pinned_etcd()?).await,
         Some(Mode::Stalls(options)) => stalls::run(options).await,
+        Some(Mode::Lists(options)) => lists::run(options).await,
         Some(Mode::Standby(options)) => standby::run(options).await,
         Some(Mode::Echo(options)) => echo::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,

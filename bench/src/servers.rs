@@ -360,9 +360,21 @@ pub fn behind_router(name: &'static str, shards: &[&str], partitions: &str) -> a
     behind_router_by(Setup::default(), name, shards, partitions)
 }
 
+/// The same, with further flags of the router.
+pub fn behind_router_with(
+    name: &'static str,
+    shards: &[&str],
+    partitions: &str,
+    flags: &[String],
+) -> anyhow::Result<Server> {
+    behind_router_by(Setup { flags, ..Setup::default() }, name, shards, partitions)
+}
+
 /// How a router and its shards are started.
 #[derive(Default, Clone, Copy)]
 struct Setup<'a> {
+    /// Further flags of the router.
+    flags: &'a [String],
     /// The tool that starts the router; empty for none.
     tool: &'a [String],
     tls: Option<&'a AutoTls>,
@@ -433,7 +445,7 @@ fn behind_router_by(
     std::fs::write(&file, config)?;
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
         .map(str::to_owned);
-    let args = [&args[..], &setup.server_flags(), &setup.store_flags()].concat();
+    let args = [&args[..], &setup.server_flags(), &setup.store_flags(), setup.flags].concat();
     let mut child = spawn_under(setup.tool, &bin_dir()?.join("kindred-router"), &args)?;
     let line = ready_line(&mut child, "kindred-router ready");
     server.pids.insert(0, ("router".to_owned(), child.id()));

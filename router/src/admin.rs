@@ -32,6 +32,7 @@ use kindred_transport::metrics::calls;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 
+use crate::admission::Admission;
 use crate::endpoint::kv::Kv;
 use crate::feeds::Feeds;
 use crate::metrics::Observing;
@@ -52,6 +53,7 @@ pub struct Parts {
     pub feeds: Arc<Feeds>,
     pub snapshots: Arc<Snapshots>,
     pub traffic: Arc<Traffic>,
+    pub admission: Arc<Admission>,
     /// Reads the digests of Kinds.
     pub kv: Kv,
     pub drain: Drain,
@@ -63,14 +65,14 @@ impl Parts {
     pub fn probes(&self, recorder: Option<PrometheusHandle>) -> Admin {
         let (of, fed, stopping) = (self.mover.clone(), self.feeds.clone(), self.drain.clone());
         let (shown, feeds, observing) = (self.mover.clone(), self.feeds.clone(), Observing::default());
-        let traffic = self.traffic.clone();
+        let (traffic, admission) = (self.traffic.clone(), self.admission.clone());
         Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
             observing.observe(&shown.stores, &feeds);
             let cluster = &shown.keeper.cluster;
             observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());
             let mut text = recorder.as_ref().map(PrometheusHandle::render).unwrap_or_default();
             calls::render(&mut text);
-            traffic::metrics::render(&traffic, &mut text);
+            traffic::metrics::render(&traffic, &admission, &mut text);
             text
         })
     }

@@ -12,6 +12,7 @@ use kindred_transport::unary::UnaryCalls as _;
 use tonic::service;
 
 use crate::admin;
+use crate::admission::Admission;
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::live::ReadPath;
@@ -45,6 +46,8 @@ pub struct App {
     compactor: Arc<Compactor>,
     /// What clients ask, counted.
     pub traffic: Arc<Traffic>,
+    /// Admits long lists.
+    pub admission: Arc<Admission>,
     /// The shutdown of the router.
     drain: Drain,
 }
@@ -58,6 +61,7 @@ impl App {
         identity: Identity,
         drain: Drain,
         feeds: feeds::Options,
+        admission: Arc<Admission>,
     ) -> Self {
         let (cluster, identity) = (Arc::new(cluster), Arc::new(identity));
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
@@ -72,7 +76,7 @@ impl App {
         let compactor = Compactor::new(stores.clone());
         let feeds = Feeds::new(stores.clone(), feeds, drain.killed());
         let traffic = Traffic::new();
-        Self { stores, routing, keeper, identity, feeds, leases, compactor, traffic, drain }
+        Self { stores, routing, keeper, identity, feeds, leases, compactor, traffic, admission, drain }
     }
 
     /// KV, and the reads that its clients share.
@@ -89,6 +93,7 @@ impl App {
             compactor: self.compactor.clone(),
             identity: self.identity.clone(),
             traffic: self.traffic.clone(),
+            admission: self.admission.clone(),
         };
         kv::Kv::new(parts, max_request_bytes)
     }
@@ -153,7 +158,8 @@ impl App {
     pub fn admin(&self, mover: Arc<Mover>, kv: kv::Kv) -> admin::Parts {
         let snapshots = Snapshots::new(self.stores.clone(), self.routing.clone());
         let (feeds, traffic) = (self.feeds.clone(), self.traffic.clone());
-        admin::Parts { mover, feeds, snapshots, traffic, kv, drain: self.drain.clone() }
+        let admission = self.admission.clone();
+        admin::Parts { mover, feeds, snapshots, traffic, admission, kv, drain: self.drain.clone() }
     }
 
     /// Starts the tasks that run as long as the router and have nothing to finish when it stops.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kindred_partition_config::duration::parse_duration;
@@ -11,6 +12,7 @@ use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
 use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
 use kindred_partition_config::validate::validate;
+use kindred_router_core::admission::Limits;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::moves::machine;
 use kindred_router_core::store::{StoreIx, StoreKind};
@@ -22,6 +24,7 @@ use kindred_transport::tls::{ClientTls, EtcdTlsArgs, MetaTlsArgs, ServerTls, Ser
 use kindred_transport::who::Secret;
 use kindred_transport::{Endpoint, ListenAddr};
 
+use crate::admission::{self, Admission};
 use crate::feeds;
 use crate::meta::MetaSettings;
 use crate::meta::lineage::Founding;
@@ -94,6 +97,15 @@ pub struct Args {
     /// Recent events kept for each watched range; a watch that is further behind reads from the shards.
     #[arg(long, value_name = "BYTES", default_value_t = feeds::RING_BYTES)]
     pub feed_ring_bytes: usize,
+    /// Whether long lists wait for their turn: `enforce`, `observe` (metrics tell which would wait) or `off`.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = admission::Mode::Enforce)]
+    pub admission: admission::Mode,
+    /// Long lists that run at once in this router; the others wait in order, taking turns between clients.
+    #[arg(long, value_name = "N", default_value_t = Limits::default().lists)]
+    pub long_lists: usize,
+    /// Bytes that the answers of long lists that run may be expected to have together. One list always runs.
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().bytes)]
+    pub long_list_bytes: u64,
     /// File with the secret by which this router shows to its shards and its meta store that it is one (their
     /// --cluster-secret-file).
     #[arg(long, value_name = "FILE")]
@@ -175,6 +187,7 @@ pub struct Settings {
     /// The routing table of the configuration.
     pub routes: Routes,
     pub feeds: feeds::Options,
+    pub admission: Arc<Admission>,
     /// The router's wall clock, which counts in the reference time (R3). An embedding program may set its own.
     pub wall_clock: WallClock,
     /// The sockets to use; only an embedding program sets others.
@@ -273,6 +286,10 @@ impl Args {
                 default,
                 routes,
                 wall_clock: WallClock::System,
+                admission: Admission::new(
+                    self.admission,
+                    Limits { lists: self.long_lists, bytes: self.long_list_bytes, ..Limits::default() },
+                ),
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
                 network: Network::System,
             });

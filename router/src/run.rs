@@ -157,7 +157,7 @@ pub async fn bind(
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
     let identity = Identity::new(cluster_id, member_id, settings.name, client_urls);
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
-    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds);
+    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds, settings.admission);
     if app.keeper.cluster.meta.is_some() {
         app.keeper.take(app.keeper.cluster.state());
     }

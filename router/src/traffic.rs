@@ -15,12 +15,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::Stream;
+use kindred_router_core::admission::sizes::Shape;
 use kindred_router_core::plan::Call;
 use kindred_router_core::routes::Routes;
-use kindred_router_core::verb::{self, Verb};
+use kindred_router_core::verb::{self, Asked, Verb};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::admission::Holding;
 use clients::{Clients, OpenConnection};
 use kinds::{KindTraffic, Kinds};
 use samples::Samples;
@@ -52,10 +54,15 @@ impl Traffic {
     ) -> Counting {
         let asked = verb::asked(call, body);
         let kind = self.kinds.of(routes.scheme(), asked.key, asked.range_end);
+        let list = (asked.verb == Verb::List).then(|| {
+            let limit = u64::try_from(asked.limit).unwrap_or_default();
+            (Shape { whole: is_whole(&kind, asked), limit }, asked.keys_only)
+        });
         Counting {
             traffic: self.clone(),
             kind,
             verb: asked.verb,
+            list,
             call,
             body: body.clone(),
             client: client.clone(),
@@ -66,12 +73,21 @@ impl Traffic {
     }
 }
 
+/// Whether a list goes over all keys of its Kind.
+fn is_whole(kind: &KindTraffic, asked: Asked<'_>) -> bool {
+    kind.prefix
+        .as_ref()
+        .is_none_or(|prefix| asked.key.len() <= prefix.as_key().len() && *asked.range_end == *prefix.end())
+}
+
 /// One call of KV, which is counted as ended exactly once: as canceled, if nobody says how.
 #[derive(Debug)]
 pub struct Counting {
     traffic: Arc<Traffic>,
     pub kind: Arc<KindTraffic>,
     pub verb: Verb,
+    /// What a list asks for, and whether it asks for keys alone.
+    pub list: Option<(Shape, bool)>,
     call: Call,
     body: Bytes,
     client: Arc<OpenConnection>,
@@ -82,6 +98,12 @@ pub struct Counting {
 }
 
 impl Counting {
+    /// The client's name.
+    #[must_use]
+    pub fn client(&self) -> &str {
+        &self.client.client.name
+    }
+
     /// Notes bytes of the answer.
     pub fn sends(&mut self, bytes: usize) {
         self.sent += bytes as u64;
@@ -96,6 +118,9 @@ impl Counting {
         let (received, sent) = (self.body.len() as u64, self.sent);
         self.kind.ended(self.verb, code, took, (received, sent));
         self.client.client.ended(code, took, (received, sent));
+        if let (Some((shape, keys_only)), Code::Ok) = (self.list, code) {
+            self.kind.note_list(shape, keys_only, sent);
+        }
         if took >= slow::SLOW {
             self.note_slow(code, took);
         }
@@ -121,13 +146,18 @@ impl Drop for Counting {
     }
 }
 
-/// Counts a stream of an answer with the call that it belongs to, which ends with it.
-pub fn of_stream<S>(chunks: S, mut counting: Counting) -> impl Stream<Item = Result<Bytes, Status>>
+/// Counts a stream of an answer with the call that it belongs to, which ends with it, as does its place among lists.
+pub fn of_stream<S>(
+    chunks: S,
+    mut counting: Counting,
+    place: Holding,
+) -> impl Stream<Item = Result<Bytes, Status>>
 where
     S: Stream<Item = Result<Bytes, Status>>,
 {
     let mut chunks = Box::pin(chunks);
     futures_util::stream::poll_fn(move |cx| {
+        let _place = &place;
         let next = chunks.as_mut().poll_next(cx);
         match &next {
             Poll::Ready(Some(Ok(chunk))) => counting.sends(chunk.len()),

@@ -258,3 +258,53 @@ fn what_etcds_own_dashboards_ask_for_is_there_or_has_a_reason() {
         Ok(())
     });
 }
+
+/// Enough pods for a list that is long, and clients that list them at once.
+const LONG_PODS: usize = 200;
+const LONG_POD_BYTES: usize = 20 << 10;
+const LISTERS: usize = 8;
+const LISTS: usize = 4;
+
+#[test]
+fn long_lists_take_turns_and_all_end() {
+    scenario::run("observed-lists", LIMIT, |dir| async move {
+        let config = dir.join("turns.yaml");
+        std::fs::write(
+            &config,
+            "default: main\nstores:\n- {name: main, slot: 1}\nup: {router: {long-lists: 1}}\n",
+        )?;
+        let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
+        let client = up.client().await?;
+        let value = "v".repeat(LONG_POD_BYTES);
+        for pod in 0..LONG_PODS {
+            put(&client, &format!("/registry/pods/a/{pod:05}"), &value).await?;
+        }
+        let mut listers = tokio::task::JoinSet::new();
+        for _ in 0..LISTERS {
+            let client = up.client().await?;
+            listers.spawn(async move {
+                for _ in 0..LISTS {
+                    let list = range(&client, below("/registry/pods/")).await?;
+                    ensure!(list.kvs.len() == LONG_PODS && list.count == LONG_PODS as i64, "{}", list.count);
+                }
+                anyhow::Ok(())
+            });
+        }
+        // What is short does not wait with them.
+        for renewal in 0..50 {
+            put(&client, "/registry/leases/kube-system/x", &renewal.to_string()).await?;
+        }
+        while let Some(lister) = listers.join_next().await {
+            lister??;
+        }
+        let text = metrics(&up.admin).await?;
+        let waited = sample(&text, "kindred_kind_list_wait_seconds_count", &["kind=\"pods\""]) as usize;
+        ensure!(waited == LISTERS * LISTS, "{waited} lists had a turn");
+        for state in ["running", "waiting"] {
+            let left = sample(&text, "kindred_router_long_lists", &[&format!("state=\"{state}\"")]);
+            ensure!(left == 0.0, "{left} lists are {state}");
+        }
+        ensure!(sample(&text, "kindred_kind_lists_refused_total", &[]) == 0.0);
+        Ok(())
+    });
+}

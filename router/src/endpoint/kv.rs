@@ -27,8 +27,10 @@ use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status};
 
+use crate::admission::{Admission, Holding, Permit};
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::delete::delete_at;
 use crate::execute::fan_out::live::ReadPath;
@@ -72,6 +74,7 @@ pub struct Parts {
     pub compactor: Arc<Compactor>,
     pub identity: Arc<Identity>,
     pub traffic: Arc<Traffic>,
+    pub admission: Arc<Admission>,
 }
 
 impl Kv {
@@ -82,7 +85,10 @@ impl Kv {
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let mut counting = self.counting(method, &request);
-        let result = self.route(method, request).await;
+        let result = match self.place(&counting, request.metadata()).await {
+            Ok(_place) => self.route(method, request).await,
+            Err(status) => Err(status),
+        };
         match &result {
             Ok(answer) => {
                 counting.sends(answer.len());
@@ -91,6 +97,13 @@ impl Kv {
             Err(status) => counting.end(status.code()),
         }
         result.map(|answer| self.with.identity.patched(answer))
+    }
+
+    /// Waits until a long list may be read, and returns its place.
+    async fn place(&self, counting: &Counting, metadata: &MetadataMap) -> Result<Option<Permit>, Status> {
+        let Some(list) = counting.list else { return Ok(None) };
+        let deadline = Deadline::of(metadata, Effect::Read).at();
+        self.with.admission.enter(&counting.kind, list, counting.client(), deadline).await
     }
 
     /// Notes that a call has begun.
@@ -380,14 +393,18 @@ impl KV for Kv {
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
         let mut counting = self.counting(Call::RangeStream, &request);
-        let chunks = match self.open_range_stream(request).await {
-            Ok(chunks) => chunks,
+        let opened = match self.place(&counting, request.metadata()).await {
+            Ok(place) => self.open_range_stream(request).await.map(|chunks| (chunks, Holding::new(place))),
+            Err(status) => Err(status),
+        };
+        let (chunks, place) = match opened {
+            Ok(opened) => opened,
             Err(status) => {
                 counting.end(status.code());
                 return Err(status);
             }
         };
-        let mut response = Response::new(Box::pin(traffic::of_stream(chunks, counting)) as Chunks);
+        let mut response = Response::new(Box::pin(traffic::of_stream(chunks, counting, place)) as Chunks);
         response.extensions_mut().insert(LongRead);
         Ok(response)
     }

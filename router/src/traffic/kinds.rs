@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kindred_partition_config::kind::{KindPrefix, KindScheme};
+use kindred_router_core::admission::sizes::{Shape, Sizes};
 use kindred_router_core::verb::{Counted, Verb, counted};
 use kindred_transport::metrics::calls::{CODES, code_index};
 use kindred_transport::metrics::histogram::Histogram;
@@ -62,6 +63,11 @@ pub struct KindTraffic {
     watches: AtomicU64,
     messages: AtomicU64,
     message_bytes: AtomicU64,
+    /// The lengths of former lists, with values and without.
+    lists: Mutex<[Sizes; 2]>,
+    /// How long lists waited for their turn.
+    pub waited: Histogram<{ CALL_BOUNDS.len() }>,
+    refused: AtomicU64,
     /// How old events were when they were delivered.
     pub age: Histogram<{ AGE_BOUNDS.len() }>,
 }
@@ -75,6 +81,9 @@ impl KindTraffic {
             watches: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             message_bytes: AtomicU64::new(0),
+            lists: Mutex::default(),
+            waited: Histogram::default(),
+            refused: AtomicU64::new(0),
             age: Histogram::default(),
         })
     }
@@ -86,6 +95,33 @@ impl KindTraffic {
         of.seconds.record(took, &CALL_BOUNDS);
         of.received.fetch_add(received, Ordering::Relaxed);
         of.sent.fetch_add(sent, Ordering::Relaxed);
+    }
+
+    /// Notes the length of a list's answer.
+    pub fn note_list(&self, shape: Shape, keys_only: bool, bytes: u64) {
+        self.lists.lock()[usize::from(keys_only)].note(shape, bytes);
+    }
+
+    /// The expected length of a list's answer; `None` if nothing is known.
+    #[must_use]
+    pub fn expected(&self, shape: Shape, keys_only: bool) -> Option<u64> {
+        self.lists.lock()[usize::from(keys_only)].expected(shape)
+    }
+
+    /// Notes how long a list waited for its turn.
+    pub fn waited(&self, waited: Duration) {
+        self.waited.record(waited, &CALL_BOUNDS);
+    }
+
+    /// Notes a list that was refused since too many waited.
+    pub fn refused(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Lists that were refused since too many waited.
+    #[must_use]
+    pub fn lists_refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// The calls of a verb.

@@ -5,6 +5,7 @@ use kindred_transport::metrics::exposition::{Kind, Metric};
 
 use super::Traffic;
 use super::kinds::{AGE_BOUNDS, CALL_BOUNDS};
+use crate::admission::Admission;
 
 const REQUESTS: Metric = Metric {
     name: "kindred_kind_requests_total",
@@ -74,8 +75,33 @@ const CLIENT_SENT: Metric = Metric {
     help: "Bytes of their answers, by client.",
 };
 
+const LISTS_RUNNING: Metric = Metric {
+    name: "kindred_router_long_lists",
+    kind: Kind::Gauge,
+    help: "Long lists, by whether they run or wait for their turn.",
+};
+const LISTS_OBSERVED: Metric = Metric {
+    name: "kindred_router_long_lists_observed_total",
+    kind: Kind::Counter,
+    help: "Long lists that would have waited if --admission were not observe.",
+};
+const LISTS_WAITED: Metric = Metric {
+    name: "kindred_kind_list_wait_seconds",
+    kind: Kind::Histogram,
+    help: "How long long lists waited for their turn, by Kind.",
+};
+const LISTS_REFUSED: Metric = Metric {
+    name: "kindred_kind_lists_refused_total",
+    kind: Kind::Counter,
+    help: "Long lists that were refused because too many waited, or they for too long, by Kind.",
+};
+
 /// All metrics of this module.
-pub const METRICS: [Metric; 14] = [
+pub const METRICS: [Metric; 18] = [
+    LISTS_RUNNING,
+    LISTS_OBSERVED,
+    LISTS_WAITED,
+    LISTS_REFUSED,
     REQUESTS,
     SECONDS,
     RECEIVED,
@@ -97,6 +123,7 @@ pub const METRICS: [Metric; 14] = [
 pub fn buckets(name: &str) -> Option<&'static [f64]> {
     match name {
         name if name == SECONDS.name => Some(&CALL_BOUNDS),
+        name if name == LISTS_WAITED.name => Some(&CALL_BOUNDS),
         name if name == AGE.name => Some(&AGE_BOUNDS),
         _ => None,
     }
@@ -106,8 +133,9 @@ pub fn buckets(name: &str) -> Option<&'static [f64]> {
 const CLIENTS_SHOWN: usize = 50;
 
 /// Appends them.
-pub fn render(traffic: &Traffic, out: &mut String) {
+pub fn render(traffic: &Traffic, admission: &Admission, out: &mut String) {
     of_kinds(traffic, out);
+    of_lists(traffic, admission, out);
     of_clients(traffic, out);
 }
 
@@ -151,6 +179,24 @@ fn of_kinds(traffic: &Traffic, out: &mut String) {
     AGE.begin(out);
     for kind in watched.iter().filter(|kind| kind.age.read().count > 0) {
         AGE.histogram(out, &[("kind", &kind.name)], &kind.age, &AGE_BOUNDS);
+    }
+}
+
+fn of_lists(traffic: &Traffic, admission: &Admission, out: &mut String) {
+    let (running, waiting, observed) = admission.counts();
+    LISTS_RUNNING.begin(out);
+    LISTS_RUNNING.sample(out, &[("state", "running")], running);
+    LISTS_RUNNING.sample(out, &[("state", "waiting")], waiting);
+    LISTS_OBSERVED.begin(out);
+    LISTS_OBSERVED.sample(out, &[], observed);
+    let kinds = traffic.kinds.all();
+    LISTS_WAITED.begin(out);
+    for kind in kinds.iter().filter(|kind| kind.waited.read().count > 0) {
+        LISTS_WAITED.histogram(out, &[("kind", &kind.name)], &kind.waited, &CALL_BOUNDS);
+    }
+    LISTS_REFUSED.begin(out);
+    for kind in kinds.iter().filter(|kind| kind.lists_refused() > 0) {
+        LISTS_REFUSED.sample(out, &[("kind", &kind.name)], kind.lists_refused());
     }
 }
 
