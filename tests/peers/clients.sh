@@ -169,20 +169,50 @@ node_version() {
   sed -n 's/.*"etcd3": "\(.*\)".*/\1/p' "$here/node/package.json"
 }
 
+# Java's jetcd with cases of ours: its own tests are not published, and want containers.
+java_version() {
+  sed -n '/<artifactId>jetcd-core</{n;s#.*<version>\(.*\)</version>.*#\1#p}' "$here/java/pom.xml"
+}
+
+build_java() { # directory for the programs
+  local out=$1 root
+  root=$(dirname -- "$out")
+  say "installing Java's jetcd-core $(java_version)"
+  cp -- "$here/java/pom.xml" "$root"
+  (cd -- "$root" && mvn -B -q -ntp dependency:copy-dependencies) >&2 || die "mvn could not fetch jetcd-core (above)"
+  (cd -- "$root/lib" && sha256sum -- *.jar) | diff -- - "$here/java/sums" >&2 ||
+    die "the libraries of jetcd-core are not those of java/sums (above)"
+  javac --release "$java_release" -cp "$root/lib/*" -d "$root/classes" "$here"/java/*.java >&2 || die "javac failed (above)"
+  {
+    echo '#!/bin/sh'
+    echo 'root=${0%/bin/*}'
+    # A process lives for seconds: one that starts fast is worth more than fast code.
+    echo 'exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx256m -cp "$root/classes:$root/lib/*" Cases'
+  } >"$out/jetcd-core"
+  chmod 755 -- "$out/jetcd-core"
+}
+java_release=17
+
 # What a set of clients needs of the machine. Debian's packages are installed where that can be done.
 missing() { # set -> what is missing, or nothing
   case $1 in
     python) has_tool 'python3 -c "import ensurepip, venv"' python3-venv || echo "python3 with venv" ;;
     node) has_tool 'node --version && npm --version' npm || echo "node and npm" ;;
+    java)
+      has_tool "java -version && javac --release $java_release -version && mvn --version" default-jdk-headless maven ||
+        echo "Java $java_release and Maven"
+      ;;
   esac
 }
-has_tool() { # command that shows it, package
-  if sh -c "$1" >/dev/null 2>&1; then return; fi
+has_tool() { # command that shows it, packages
+  local shows=$1
+  shift
+  if sh -c "$shows" >/dev/null 2>&1; then return; fi
   ((EUID == 0)) && command -v apt-get >/dev/null || return
-  say "apt-get install $2"
+  say "apt-get install $*"
   {
-    DEBIAN_FRONTEND=noninteractive apt-get install -y "$2" ||
-      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$2"; }
+    DEBIAN_FRONTEND=noninteractive apt-get install -y "$@" ||
+      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"; }
   } >&2 || return
-  sh -c "$1" >/dev/null 2>&1
+  sh -c "$shows" >/dev/null 2>&1
 }
