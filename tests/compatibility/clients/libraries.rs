@@ -1,4 +1,4 @@
-//! Libraries of Python with the tests of their authors, npm's etcd3 and Java's jetcd with cases of ours, as
+//! Libraries of Python with the tests of their authors, and Patroni, npm's etcd3 and Java's jetcd with cases of ours, as
 //! `tests/peers/install` installs them.
 
 use std::{
