@@ -5,6 +5,7 @@ mod clients;
 mod documented;
 mod gateway;
 mod import;
+mod patroni;
 mod plain;
 mod recipes;
 mod snapshot;

@@ -103,13 +103,14 @@ build_etcd_client() { # directory for the programs
 }
 etcd_client_tests='client namespace'
 
-# Libraries of Python with the tests of their source archives, in an environment for each set of versions.
-python_clients='etcd3 aetcd etcd3gw'
+# Libraries of Python with the tests of their source archives, in an environment for each set of versions. Patroni's tests
+# have no server, so its cases are ours.
+python_clients='etcd3 aetcd etcd3gw patroni'
 
 python_requirements() { # client -> file with all versions of its environment
   case $1 in
-    etcd3) echo etcd3.txt ;;
-    *) echo aetcd.txt ;;
+    etcd3gw) echo aetcd.txt ;;
+    *) echo "$1.txt" ;;
   esac
 }
 
@@ -118,9 +119,9 @@ python_version() { # client -> version
 }
 
 build_python() { # directory for the programs
-  local out=$1 root client version file
+  local out=$1 root client version file tests
   root=$(dirname -- "$out")
-  for file in etcd3 aetcd; do
+  for file in etcd3 aetcd patroni; do
     say "installing the libraries of python/$file.txt"
     {
       # Only its python is used, which works wherever the environment is moved to.
@@ -131,13 +132,19 @@ build_python() { # directory for the programs
   for client in $python_clients; do
     version=$(python_version "$client")
     file=$(python_requirements "$client")
-    {
-      "$root/${file%.txt}-env/bin/python" -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d "$root" "$client==$version" &&
-        tar -xzf "$root/$client-$version.tar.gz" -C "$root"
-    } >&2 || die "no source archive of $client $version"
+    tests=$client-$version
+    if [[ -e $here/python/test_$client.py ]]; then
+      mkdir -- "$root/$tests"
+      cp -- "$here/python/test_$client.py" "$root/$tests"
+    else
+      {
+        "$root/${file%.txt}-env/bin/python" -m pip download -q --disable-pip-version-check --no-deps --no-binary :all: -d "$root" "$client==$version" &&
+          tar -xzf "$root/$tests.tar.gz" -C "$root"
+      } >&2 || die "no source archive of $client $version"
+    fi
     {
       echo '#!/bin/sh'
-      echo "root=\${0%/bin/*} tests=\${0%/bin/*}/$client-$version"
+      echo "root=\${0%/bin/*} tests=\${0%/bin/*}/$tests"
       echo 'cd "$tests" || exit'
       echo "PYTHONPATH=\$root PYTHONSAFEPATH=1 exec \"\$root/${file%.txt}-env/bin/python\" -m pytest -q -p report -p no:cacheprovider -c /dev/null \\"
       echo "  -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function $(python_tests "$client") \"\$@\""
@@ -151,6 +158,7 @@ python_tests() { # client -> where its tests are
     etcd3) echo '"$tests/tests/test_etcd3.py"' ;;
     aetcd) echo '"$tests/tests/integration"' ;;
     etcd3gw) echo '--pyargs etcd3gw.tests.test_etcd3gw' ;;
+    patroni) echo '"$tests/test_patroni.py"' ;;
   esac
 }
 
@@ -169,20 +177,50 @@ node_version() {
   sed -n 's/.*"etcd3": "\(.*\)".*/\1/p' "$here/node/package.json"
 }
 
+# Java's jetcd with cases of ours: its own tests are not published, and want containers.
+java_version() {
+  sed -n '/<artifactId>jetcd-core</{n;s#.*<version>\(.*\)</version>.*#\1#p}' "$here/java/pom.xml"
+}
+
+build_java() { # directory for the programs
+  local out=$1 root
+  root=$(dirname -- "$out")
+  say "installing Java's jetcd-core $(java_version)"
+  cp -- "$here/java/pom.xml" "$root"
+  (cd -- "$root" && mvn -B -q -ntp dependency:copy-dependencies) >&2 || die "mvn could not fetch jetcd-core (above)"
+  (cd -- "$root/lib" && sha256sum -- *.jar) | diff -- - "$here/java/sums" >&2 ||
+    die "the libraries of jetcd-core are not those of java/sums (above)"
+  javac --release "$java_release" -cp "$root/lib/*" -d "$root/classes" "$here"/java/*.java >&2 || die "javac failed (above)"
+  {
+    echo '#!/bin/sh'
+    echo 'root=${0%/bin/*}'
+    # A process lives for seconds: one that starts fast is worth more than fast code.
+    echo 'exec java -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx256m -cp "$root/classes:$root/lib/*" Cases'
+  } >"$out/jetcd-core"
+  chmod 755 -- "$out/jetcd-core"
+}
+java_release=17
+
 # What a set of clients needs of the machine. Debian's packages are installed where that can be done.
 missing() { # set -> what is missing, or nothing
   case $1 in
     python) has_tool 'python3 -c "import ensurepip, venv"' python3-venv || echo "python3 with venv" ;;
     node) has_tool 'node --version && npm --version' npm || echo "node and npm" ;;
+    java)
+      has_tool "java -version && javac --release $java_release -version && mvn --version" default-jdk-headless maven ||
+        echo "Java $java_release and Maven"
+      ;;
   esac
 }
-has_tool() { # command that shows it, package
-  if sh -c "$1" >/dev/null 2>&1; then return; fi
+has_tool() { # command that shows it, packages
+  local shows=$1
+  shift
+  if sh -c "$shows" >/dev/null 2>&1; then return; fi
   ((EUID == 0)) && command -v apt-get >/dev/null || return
-  say "apt-get install $2"
+  say "apt-get install $*"
   {
-    DEBIAN_FRONTEND=noninteractive apt-get install -y "$2" ||
-      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$2"; }
+    DEBIAN_FRONTEND=noninteractive apt-get install -y "$@" ||
+      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y "$@"; }
   } >&2 || return
-  sh -c "$1" >/dev/null 2>&1
+  sh -c "$shows" >/dev/null 2>&1
 }

@@ -30,6 +30,8 @@ pub enum PeerSet {
     Python,
     /// Cases of npm's etcd3.
     Node,
+    /// Cases of Java's jetcd.
+    Java,
 }
 
 impl PeerSet {
@@ -44,6 +46,7 @@ impl PeerSet {
             Self::EtcdClient => "etcd-client",
             Self::Python => "python",
             Self::Node => "node",
+            Self::Java => "java",
         }
     }
 }

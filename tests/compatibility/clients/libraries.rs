@@ -1,5 +1,5 @@
-//! Libraries of Python with the tests of their authors, and npm's etcd3 with cases of ours, as `tests/peers/install`
-//! installs them.
+//! Libraries of Python with the tests of their authors, and Patroni, npm's etcd3 and Java's jetcd with cases of ours, as
+//! `tests/peers/install` installs them.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,9 +11,6 @@ use anyhow::{Context, ensure};
 use kindred_tests::peers::{Peer, PeerSet, listed, peer};
 
 use super::run::{Event, Outcome, Suite, parts};
-
-/// How many cases a process runs.
-const CASES: usize = 16;
 
 /// Cases that are not run, with the reason.
 const NOT_RUN: &[(&str, &[&str])] = &[
@@ -34,15 +31,17 @@ const NOT_RUN: &[(&str, &[&str])] = &[
     ("cannot import what it wants", &["test_user_pwd_auth"]),
 ];
 
-/// The sets of libraries, and how their clients are called here.
-const SETS: [(PeerSet, &str); 2] = [(PeerSet::Python, "Python"), (PeerSet::Node, "npm")];
+/// The sets of libraries, how their clients are called here, and how many cases a process runs. One of Java takes long to
+/// start.
+const SETS: [(PeerSet, &str, usize); 3] =
+    [(PeerSet::Python, "Python", 16), (PeerSet::Node, "npm", 16), (PeerSet::Java, "Java", 30)];
 
 /// The suites, and the languages that this machine lacks.
 pub fn suites() -> anyhow::Result<(Vec<Suite>, Vec<&'static str>)> {
     let (mut suites, mut lacking) = (Vec::new(), Vec::new());
     let etcdctl = peer("etcdctl")?;
     let path = path_with(etcdctl.parent().context("a folder")?)?;
-    for (set, language) in SETS {
+    for (set, language, cases_max) in SETS {
         let libraries = listed(set)?;
         if libraries.is_empty() {
             lacking.push(language);
@@ -50,7 +49,7 @@ pub fn suites() -> anyhow::Result<(Vec<Suite>, Vec<&'static str>)> {
         for library in libraries {
             let mut cases = list(&library)?;
             cases.retain(|case| !NOT_RUN.iter().any(|(_, cases)| cases.contains(&case.as_str())));
-            for (part, cases) in parts(&cases, CASES).into_iter().enumerate() {
+            for (part, cases) in parts(&cases, cases_max).into_iter().enumerate() {
                 let (program, path) = (library.path.clone(), path.clone());
                 suites.push(Suite {
                     client: format!("{language} {}", library.name),
@@ -94,7 +93,7 @@ fn command(program: &PathBuf, path: &str, cases: &[String], address: &str) -> Co
     command
 }
 
-/// The lines of `tests/peers/python/report.py` and `tests/peers/node/main.js`.
+/// The lines of `tests/peers/python/report.py`, `tests/peers/node/main.js` and `tests/peers/java/Cases.java`.
 fn parse(line: &str) -> Option<Event> {
     let (what, case) = line.split_once(' ')?;
     let (case, why) = case.split_once(' ').unwrap_or((case, ""));

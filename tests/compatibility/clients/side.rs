@@ -76,10 +76,13 @@ impl Side {
         let name = format!("server{}", STARTED.fetch_add(1, Ordering::Relaxed));
         Ok(match self {
             Self::Etcd => {
-                // etcd's gateway calls itself at the address that it was told to listen at.
+                // etcd's gateway calls itself at the address that it was told to listen at, and some clients go to
+                // the address that its member has in the list.
                 let port = Port::free()?;
-                let listen = format!("--listen-client-urls=http://127.0.0.1:{}", port.number());
-                Server::Etcd(Etcd::start_with(dir, &name, &[&listen]).await?, port)
+                let url = format!("http://127.0.0.1:{}", port.number());
+                let listen = format!("--listen-client-urls={url}");
+                let advertise = format!("--advertise-client-urls={url}");
+                Server::Etcd(Etcd::start_with(dir, &name, &[&listen, &advertise]).await?, port)
             }
             Self::Shard => {
                 let flags = ["--revisions=dense".to_owned()];
