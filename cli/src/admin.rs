@@ -18,6 +18,8 @@ mod reconcile;
 mod show;
 mod standby;
 mod store;
+pub mod top;
+pub mod trace;
 mod verbs;
 mod wait;
 
@@ -69,6 +71,8 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Restore(args) => backup::restore::run(&args, outer).await,
         AdminCommand::Verify(args) => backup::hashes::run(&args, outer).await,
         AdminCommand::Reconcile(args) => reconcile::reconcile(&client(&args.connect)?, &args).await,
+        AdminCommand::Top(args) => top::top(&client(&args.connect)?, &args).await,
+        AdminCommand::Trace(args) => trace::trace(&client(&args.connect)?, &args).await,
         AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
     }
 }

@@ -13,6 +13,7 @@ mod schema;
 mod sizes;
 mod snapshots;
 pub mod status;
+mod trace;
 pub mod verbs;
 mod watch;
 
@@ -122,6 +123,7 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
         .merge(reconcile::routes(&mover))
         .merge(snapshots::routes(&snapshots, &mover))
         .merge(kinds::routes(&mover, &traffic, &kv))
+        .merge(trace::routes(&traffic, &drain))
 }
 
 /// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the

@@ -8,6 +8,7 @@ pub mod kinds;
 pub mod metrics;
 pub mod samples;
 pub mod slow;
+pub mod trace;
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -19,6 +20,8 @@ use kindred_router_core::admission::sizes::Shape;
 use kindred_router_core::plan::Call;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::verb::{self, Asked, Verb};
+use kindred_wire::peek;
+use kindred_wire::rope::Rope;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
@@ -27,6 +30,7 @@ use clients::{Clients, OpenConnection};
 use kinds::{KindTraffic, Kinds};
 use samples::Samples;
 use slow::{SlowCall, SlowCalls};
+use trace::{Ended, Tracers};
 
 /// What clients have asked since the start.
 #[derive(Debug, Default)]
@@ -35,6 +39,7 @@ pub struct Traffic {
     pub clients: Clients,
     pub samples: Samples,
     pub slow: SlowCalls,
+    pub tracers: Tracers,
 }
 
 impl Traffic {
@@ -109,8 +114,23 @@ impl Counting {
         self.sent += bytes as u64;
     }
 
+    /// The end of a call that is answered whole.
+    pub fn answered(&mut self, answer: Result<&Rope, &Status>) {
+        match answer {
+            Ok(answer) => {
+                self.sends(answer.len());
+                self.end_with(Code::Ok, "", peek::leading_revision(answer.front()).unwrap_or_default());
+            }
+            Err(status) => self.end_with(status.code(), status.message(), 0),
+        }
+    }
+
     /// The end of the call; later ends do not count.
     pub fn end(&mut self, code: Code) {
+        self.end_with(code, "", 0);
+    }
+
+    fn end_with(&mut self, code: Code, message: &str, revision: i64) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -124,6 +144,25 @@ impl Counting {
         if took >= slow::SLOW {
             self.note_slow(code, took);
         }
+        if self.traffic.tracers.any() {
+            self.trace(code, took, message, revision);
+        }
+    }
+
+    #[cold]
+    fn trace(&self, code: Code, took: Duration, message: &str, answer_revision: i64) {
+        self.traffic.tracers.tell(&Ended {
+            client: self.client(),
+            kind: &self.kind.name,
+            call: self.call,
+            asked: verb::asked(self.call, &self.body),
+            request: &self.body,
+            code,
+            message,
+            took,
+            answer_bytes: self.sent,
+            answer_revision,
+        });
     }
 
     #[cold]

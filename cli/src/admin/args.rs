@@ -7,6 +7,8 @@ use kindred_partition_config::duration::parse_duration;
 use kindred_transport::tls::ClientTlsArgs;
 
 use super::backup::args::{BackupArgs, RestoreArgs, Through};
+use super::top::TopArgs;
+use super::trace::TraceArgs;
 
 /// The commands of the admin API.
 #[derive(Debug, Subcommand)]
@@ -33,6 +35,10 @@ pub enum AdminCommand {
     Drain(DrainArgs),
     /// Show the stores, the map, and the moves in progress.
     Status(StatusArgs),
+    /// Show Kinds by load, time, size and watches, and stores, as they change.
+    Top(TopArgs),
+    /// Show the calls of clients as lines of JSON, as they end.
+    Trace(TraceArgs),
     /// Add, replace, remove or list stores.
     Store(StoreArgs),
     /// Compare the map with what the stores own and show the differences; repair them with --apply. For a meta

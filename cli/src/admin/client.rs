@@ -89,6 +89,48 @@ impl Client {
         Ok((status, String::from_utf8_lossy(&bytes).into_owned()))
     }
 
+    /// Sends a request whose answer comes in pieces, and gives each to `take`, until the answer ends.
+    ///
+    /// # Errors
+    /// When no router answers, the request is refused, the connection breaks, or `take` fails.
+    pub async fn stream(
+        &self,
+        method: Method,
+        path: &str,
+        mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut failed = String::new();
+        for endpoint in &self.endpoints {
+            let connection = match self.connector.connect(endpoint).await {
+                Ok(connection) => connection,
+                Err(error) => {
+                    failed = error.to_string();
+                    continue;
+                }
+            };
+            let broken = |error: &dyn std::fmt::Display| lost(endpoint, &Method::GET, &error.to_string());
+            let (mut sender, connection) =
+                http1::handshake(TokioIo::new(connection)).await.map_err(|error| broken(&error))?;
+            let driven = tokio::spawn(connection);
+            let request = request(endpoint, self.authorization.as_ref(), method, path, Form::Objects, None)
+                .map_err(|error| broken(&error))?;
+            let asked = tokio::time::timeout(DEADLINE, sender.send_request(request)).await;
+            let answer = asked.map_err(|_| broken(&"no answer"))?.map_err(|error| broken(&error))?;
+            let (status, mut body) = (answer.status(), answer.into_body());
+            if !status.is_success() {
+                let bytes = Limited::new(body, BODY_MAX).collect().await.map_err(|error| broken(&error))?;
+                return understood(status, &bytes.to_bytes(), endpoint).map(drop);
+            }
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| broken(&error))?;
+                frame.data_ref().map_or(Ok(()), |data| take(data))?;
+            }
+            driven.abort();
+            return Ok(());
+        }
+        Err(unreachable(&failed))
+    }
+
     async fn send(
         &self,
         method: Method,
@@ -126,11 +168,38 @@ impl Client {
                 Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
             };
         }
-        Err(Failure::Unreachable(format!(
-            "no router can be reached: {}; is it running, and is this its admin port? Give --admin or KINDRED_ADMIN",
-            failed.unwrap_or_default()
-        )))
+        Err(unreachable(&failed.unwrap_or_default()))
     }
+}
+
+fn unreachable(why: &str) -> Failure {
+    Failure::Unreachable(format!(
+        "no router can be reached: {why}; is it running, and is this its admin port? Give --admin or KINDRED_ADMIN"
+    ))
+}
+
+fn request(
+    endpoint: &Endpoint,
+    authorization: Option<&HeaderValue>,
+    method: Method,
+    path: &str,
+    form: Form,
+    body: Option<&Value>,
+) -> Result<Request<Full<Bytes>>, http::Error> {
+    let accept = match form {
+        Form::Objects => "application/json",
+        Form::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
+    };
+    let mut request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, endpoint.authority())
+        .header(header::USER_AGENT, concat!("kindred/", env!("CARGO_PKG_VERSION")))
+        .header(header::ACCEPT, accept)
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(body.map(|body| Bytes::from(body.to_string())).unwrap_or_default()))?;
+    request.headers_mut().extend(authorization.map(|value| (header::AUTHORIZATION, value.clone())));
+    Ok(request)
 }
 
 fn lost(endpoint: &Endpoint, method: &Method, why: &str) -> Failure {
@@ -149,20 +218,7 @@ async fn exchange(
     body: Option<&Value>,
 ) -> Result<(StatusCode, Bytes), Box<dyn std::error::Error + Send + Sync>> {
     let (mut sender, connection) = http1::handshake(TokioIo::new(connection)).await?;
-    let accept = match form {
-        Form::Objects => "application/json",
-        Form::Table => "application/json;as=Table;v=v1;g=meta.k8s.io",
-    };
-    let authorization = authorization.map(|value| (header::AUTHORIZATION, value.clone()));
-    let mut request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::HOST, endpoint.authority())
-        .header(header::USER_AGENT, concat!("kindred/", env!("CARGO_PKG_VERSION")))
-        .header(header::ACCEPT, accept)
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(body.map(|body| Bytes::from(body.to_string())).unwrap_or_default()))?;
-    request.headers_mut().extend(authorization);
+    let request = request(endpoint, authorization, method, path, form, body)?;
     // The connection task ends with the answer; its result does not matter.
     let driven = tokio::spawn(connection);
     let answer = sender.send_request(request).await?;

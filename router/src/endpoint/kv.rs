@@ -28,7 +28,7 @@ use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
 use tonic::metadata::MetadataMap;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use crate::admission::{Admission, Holding, Permit};
 use crate::execute::compact::Compactor;
@@ -89,13 +89,7 @@ impl Kv {
             Ok(_place) => self.route(method, request).await,
             Err(status) => Err(status),
         };
-        match &result {
-            Ok(answer) => {
-                counting.sends(answer.len());
-                counting.end(Code::Ok);
-            }
-            Err(status) => counting.end(status.code()),
-        }
+        counting.answered(result.as_ref());
         result.map(|answer| self.with.identity.patched(answer))
     }
 
@@ -400,7 +394,7 @@ impl KV for Kv {
         let (chunks, place) = match opened {
             Ok(opened) => opened,
             Err(status) => {
-                counting.end(status.code());
+                counting.answered(Err(&status));
                 return Err(status);
             }
         };
