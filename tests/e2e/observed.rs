@@ -11,6 +11,7 @@ use kindred_router_core::digest::Digest;
 use kindred_tests::{
     admin::Admin,
     client::Client,
+    process::our_binary,
     scenario::{self, report, wait_for},
     servers::{Shard, Up},
 };
@@ -305,6 +306,79 @@ fn long_lists_take_turns_and_all_end() {
             ensure!(left == 0.0, "{left} lists are {state}");
         }
         ensure!(sample(&text, "kindred_kind_lists_refused_total", &[]) == 0.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_trace_shows_calls_as_they_end_and_values_only_when_asked() {
+    scenario::run("observed-trace", LIMIT, |dir| async move {
+        let config = dir.join("one.yaml");
+        std::fs::write(&config, "default: main\nstores:\n- {name: main, slot: 1}\n")?;
+        let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
+        let client = up.client().await?;
+        let trace = |flags: &[&str]| {
+            let mut command = tokio::process::Command::new(our_binary("kindred")?);
+            command.args(["trace", "--seconds=3", "--kind=secrets"]).args(flags);
+            command.arg(format!("--admin=http://{}", up.admin)).kill_on_drop(true);
+            command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+            anyhow::Ok(command.spawn()?)
+        };
+        let (shown, whole) = (trace(&[])?, trace(&["--values", "--verb=put"])?);
+        // Both have begun before the call that is looked for, or the calls would have to be repeated.
+        let ends =
+            tokio::spawn(async move { (shown.wait_with_output().await, whole.wait_with_output().await) });
+        while !ends.is_finished() {
+            put(&client, "/registry/secrets/a/s", "topsecret").await?;
+            put(&client, POD, "1").await?;
+            range(&client, below("/registry/secrets/")).await?;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let (shown, whole) = ends.await?;
+        let lines = |output: std::process::Output| -> anyhow::Result<Vec<Value>> {
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let text = String::from_utf8(output.stdout)?;
+            text.lines().map(|line| serde_json::from_str(line).context(line.to_owned())).collect()
+        };
+        let (shown, whole) = (lines(shown?)?, lines(whole?)?);
+        ensure!(
+            shown.iter().all(|line| line["kind"] == "secrets" && line.get("request").is_none()),
+            "{shown:?}"
+        );
+        for verb in ["put", "list"] {
+            ensure!(
+                shown.iter().any(|line| line["verb"] == verb && line["code"] == "OK"),
+                "{verb}: {shown:?}"
+            );
+        }
+        let hex: String = "topsecret".bytes().map(|byte| format!("{byte:02x}")).collect();
+        let has_value = |line: &Value| line["request"].as_str().is_some_and(|request| request.contains(&hex));
+        ensure!(!whole.is_empty() && whole.iter().all(has_value), "{whole:?}");
+        let (status, refused) = Admin::at(&up.admin).ask("GET", "/api/v1/trace?verb=gut", "").await?;
+        ensure!(status == 400 && refused.contains("write one of"), "{status} {refused}");
+        let (status, refused) = Admin::at(&up.admin).ask("GET", "/api/v1/trace?knid=pods", "").await?;
+        ensure!(status == 400 && refused.contains("knid"), "{status} {refused}");
+        Ok(())
+    });
+}
+
+#[test]
+fn top_prints_kinds_and_stores_without_a_terminal() {
+    scenario::run("observed-top", LIMIT, |dir| async move {
+        let config = dir.join("one.yaml");
+        std::fs::write(&config, "default: main\nstores:\n- {name: main, slot: 1}\n")?;
+        let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
+        put(&up.client().await?, POD, "1").await?;
+        let shown = wait_for("the pod", WITHIN, || async {
+            let mut command = tokio::process::Command::new(our_binary("kindred")?);
+            command.args(["top", "--every=1", &format!("--admin=http://{}", up.admin)]);
+            let output = command.output().await?;
+            ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let text = String::from_utf8(output.stdout)?;
+            Ok(text.contains("pods ").then_some(text))
+        })
+        .await?;
+        ensure!(shown.contains("CALLS/S") && shown.contains("main "), "{shown}");
         Ok(())
     });
 }

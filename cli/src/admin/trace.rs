@@ -21,7 +21,7 @@ pub struct TraceArgs {
     pub verb: Option<String>,
     /// Only calls whose key begins with this.
     #[arg(long, value_name = "PREFIX")]
-    pub key: Option<String>,
+    pub prefix: Option<String>,
     /// Only calls that took so long or longer.
     #[arg(long, value_name = "MILLISECONDS")]
     pub min_millis: Option<u64>,
@@ -45,7 +45,7 @@ pub struct TraceArgs {
 impl TraceArgs {
     fn path(&self) -> String {
         let texts =
-            [("kind", &self.kind), ("client", &self.client), ("verb", &self.verb), ("key", &self.key)];
+            [("kind", &self.kind), ("client", &self.client), ("verb", &self.verb), ("key", &self.prefix)];
         let numbers = [("minMillis", self.min_millis), ("sample", self.sample), ("seconds", self.seconds)];
         let texts = texts
             .into_iter()
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(TraceArgs::default().path(), "/api/v1/trace?");
         let args = TraceArgs {
             kind: Some("<rest>".to_owned()),
-            key: Some("/registry/pods/ä".to_owned()),
+            prefix: Some("/registry/pods/ä".to_owned()),
             min_millis: Some(5),
             errors: true,
             ..TraceArgs::default()

@@ -42,15 +42,15 @@ const DIRECT_SLICES: usize = 16;
 /// The number of flushes after a write that are acknowledged without draining.
 const DEFERRED_FLUSHES: u8 = 2;
 
-/// Each time this many bytes are written, one unit of the task's budget for a turn is charged; tokio grants 128.
-/// Otherwise a long answer for a client that takes megabytes at once would delay all other tasks of the thread for
-/// milliseconds.
+/// Each time this many bytes are written or read, one unit of the task's budget for a turn is charged; tokio grants 128.
+/// Otherwise a long answer, for a client that takes megabytes at once or from a store that sends them, would delay all
+/// other tasks of the thread for milliseconds.
 const STEP: usize = 4 << 10;
 
-/// Charges written bytes to the task's budget for this turn.
+/// Charges bytes to the task's budget for this turn.
 fn pay(cx: &mut Context<'_>, bytes: usize) {
     for _ in 0..bytes / STEP {
-        // With the budget used up, the next write is pending and wakes the task.
+        // With the budget used up, the next write or read is pending and wakes the task.
         if !coop::has_budget_remaining() {
             return;
         }
@@ -254,7 +254,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
                 cx.waker().wake_by_ref();
             }
         }
-        Pin::new(&mut this.inner).poll_read(cx, into)
+        let before = into.filled().len();
+        let read = Pin::new(&mut this.inner).poll_read(cx, into);
+        pay(cx, into.filled().len() - before);
+        read
     }
 }
 
