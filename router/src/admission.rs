@@ -202,7 +202,6 @@ impl Holding {
 #[cfg(test)]
 mod tests {
     use kindred_partition_config::kind::KindScheme;
-    use tonic::Code;
 
     use super::*;
     use crate::traffic::kinds::Kinds;
@@ -248,7 +247,8 @@ mod tests {
         let first = admission.enter(&kind, WHOLE, "a", later()).await.unwrap().unwrap();
         let soon = Instant::now() + Duration::from_secs(1);
         let late = admission.enter(&kind, WHOLE, "b", soon).await.unwrap_err();
-        assert_eq!((late.code(), late.message()), (Code::ResourceExhausted, "etcdserver: too many requests"));
+        let expected = grpc::status(EtcdError::TooManyRequests);
+        assert_eq!((late.code(), late.message()), (expected.code(), expected.message()));
         let waiting = |client: &'static str| {
             let (admission, kind) = (admission.clone(), kind.clone());
             tokio::spawn(async move { admission.enter(&kind, WHOLE, client, later()).await })

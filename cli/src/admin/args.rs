@@ -7,8 +7,6 @@ use kindred_partition_config::duration::parse_duration;
 use kindred_transport::tls::ClientTlsArgs;
 
 use super::backup::args::{BackupArgs, RestoreArgs, Through};
-use super::top::TopArgs;
-use super::trace::TraceArgs;
 
 /// The commands of the admin API.
 #[derive(Debug, Subcommand)]
@@ -551,6 +549,75 @@ pub struct StoreRemove {
     /// The store's name.
     pub name: String,
     /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+/// What Kinds are sorted by, the most first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Calls per second.
+    Calls,
+    /// Failed calls per second.
+    Errors,
+    /// The mean time of a call.
+    Time,
+    /// Bytes of requests, answers and events per second.
+    Traffic,
+    /// Bytes in the stores, history included.
+    Size,
+    /// Live keys.
+    Keys,
+    /// Open watches.
+    Watches,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct TopArgs {
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub every: u64,
+    /// What Kinds are sorted by.
+    #[arg(long, value_name = "COLUMN", value_enum, default_value_t = Order::Calls)]
+    pub sort: Order,
+    /// Print one table and end, as without a terminal.
+    #[arg(long)]
+    pub once: bool,
+    /// The router to ask; numbers of calls are of its own clients.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+pub struct TraceArgs {
+    /// Only calls of this Kind, as `kindred get kinds` names it; `<rest>` for keys of no Kind.
+    #[arg(long, value_name = "KIND")]
+    pub kind: Option<String>,
+    /// Only calls of this client: the common name of its certificate, or its address.
+    #[arg(long, value_name = "NAME")]
+    pub client: Option<String>,
+    /// Only calls with this verb: get, list, count, create, update, delete, put or txn.
+    #[arg(long, value_name = "VERB")]
+    pub verb: Option<String>,
+    /// Only calls whose key begins with this.
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<String>,
+    /// Only calls that took so long or longer.
+    #[arg(long, value_name = "MILLISECONDS")]
+    pub min_millis: Option<u64>,
+    /// Only calls that did not end with OK.
+    #[arg(long)]
+    pub errors: bool,
+    /// One of so many matching calls.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub sample: Option<u64>,
+    /// End after so many seconds [default: when it is interrupted].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub seconds: Option<u64>,
+    /// Show each request whole, in hexadecimal: with its values, such as secrets. Needs the role admin.
+    #[arg(long)]
+    pub values: bool,
+    /// The router to ask; each traces its own clients.
     #[command(flatten)]
     pub connect: Connect,
 }

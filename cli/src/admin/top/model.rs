@@ -2,29 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use clap::ValueEnum;
 use serde_json::Value;
 
+use crate::admin::args::Order;
 use crate::admin::output::{Table, bytes, text};
-
-/// What Kinds are sorted by, the most first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Order {
-    /// Calls per second.
-    Calls,
-    /// Failed calls per second.
-    Errors,
-    /// The mean time of a call.
-    Time,
-    /// Bytes of requests, answers and events per second.
-    Traffic,
-    /// Bytes in the stores, history included.
-    Size,
-    /// Live keys.
-    Keys,
-    /// Open watches.
-    Watches,
-}
 
 impl Order {
     /// In the order of the columns.

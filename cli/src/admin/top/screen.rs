@@ -9,7 +9,8 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 
-use super::model::{Order, Sample, View};
+use super::model::{Sample, View};
+use crate::admin::args::Order;
 use crate::admin::failure::Failure;
 
 /// How long a key may wait for the screen.
