@@ -169,11 +169,34 @@ node_version() {
   sed -n 's/.*"etcd3": "\(.*\)".*/\1/p' "$here/node/package.json"
 }
 
+# What drives a browser to the admin page: a Node with playwright-core and axe-core. The browser is the machine's.
+build_page() { # directory for the programs
+  local out=$1 root
+  root=$(dirname -- "$out")
+  say "installing playwright-core $(page_version)"
+  cp -- "$here/page/package.json" "$here/page/package-lock.json" "$root"
+  (cd -- "$root" && npm ci --ignore-scripts --no-audit --no-fund) >&2 || die "npm ci failed (above)"
+  {
+    echo '#!/bin/sh'
+    echo 'export KINDRED_PAGE_MODULES="${0%/bin/*}/node_modules" KINDRED_CHROMIUM="$(command -v chromium)"'
+    echo 'exec node "$@"'
+  } >"$out/page"
+  chmod 755 -- "$out/page"
+}
+
+page_version() {
+  sed -n 's/.*"playwright-core": "\([^"]*\)".*/\1/p' "$here/page/package.json"
+}
+
 # What a set of clients needs of the machine. Debian's packages are installed where that can be done.
 missing() { # set -> what is missing, or nothing
   case $1 in
     python) has_tool 'python3 -c "import ensurepip, venv"' python3-venv || echo "python3 with venv" ;;
     node) has_tool 'node --version && npm --version' npm || echo "node and npm" ;;
+    page)
+      has_tool 'node --version && npm --version' npm || echo "node and npm"
+      has_tool 'chromium --version' chromium || echo "chromium"
+      ;;
   esac
 }
 has_tool() { # command that shows it, package

@@ -30,6 +30,8 @@ pub enum PeerSet {
     Python,
     /// Cases of npm's etcd3.
     Node,
+    /// What drives a browser to the admin page.
+    Page,
 }
 
 impl PeerSet {
@@ -44,6 +46,7 @@ impl PeerSet {
             Self::EtcdClient => "etcd-client",
             Self::Python => "python",
             Self::Node => "node",
+            Self::Page => "page",
         }
     }
 }

@@ -324,8 +324,18 @@ impl Refused {
     }
 }
 
+/// HTTP/2 has what is asked for in the address of a request. The checks look for it where HTTP/1 has it.
+fn name_host<B>(request: &mut axum::http::Request<B>) {
+    let authority = request.uri().authority().filter(|_| !request.headers().contains_key(header::HOST));
+    let host = authority.and_then(|authority| header::HeaderValue::from_str(authority.as_str()).ok());
+    if let Some(host) = host {
+        request.headers_mut().insert(header::HOST, host);
+    }
+}
+
 /// The middleware through which every request of an admin port passes. Handlers can extract `Extension<Role>`.
 pub(super) async fn guarded(State(guard): State<AdminGuard>, mut request: Request, next: Next) -> Response {
+    name_host(&mut request);
     let from = request.extensions().get::<axum::extract::ConnectInfo<ConnectionInfo>>();
     let Some(axum::extract::ConnectInfo(from)) = from else {
         return Refused::Unknown.answer();

@@ -14,6 +14,8 @@ export class Grid {
     this.onChoose = onChoose;
     this.model = { rows: [], columns: [], value: () => 0, say: () => "", heading: () => "", most: 0, unit: 1, width: 24 };
     this.cursor = { row: 0, column: 0 };
+    /** Whether somebody has moved the cursor; it then stays on its row wherever that goes. */
+    this.moved = false;
     this.chosen = null;
     this.canvas = el("canvas", { "aria-hidden": "true" });
     this.space = el("div", { className: "grid-space" }, this.canvas);
@@ -31,7 +33,7 @@ export class Grid {
           pointermove: (event) => this.point(event),
           pointerleave: () => this.hover(null),
           click: (event) => this.click(event),
-          focus: () => this.moved(),
+          focus: () => this.arrive(),
           blur: () => this.soon(),
         },
       },
@@ -59,7 +61,7 @@ export class Grid {
     const kept = this.model.rows[this.cursor.row];
     const atEnd = this.cursor.column >= this.model.columns.length - 1;
     this.model = model;
-    const row = model.rows.indexOf(kept);
+    const row = this.moved ? model.rows.indexOf(kept) : 0;
     this.cursor.row = row >= 0 ? row : Math.min(this.cursor.row, Math.max(0, model.rows.length - 1));
     const last = Math.max(0, model.columns.length - 1);
     this.cursor.column = atEnd && model.follows ? last : Math.min(this.cursor.column, last);
@@ -190,7 +192,8 @@ export class Grid {
     const at = this.at(event);
     if (!at) return;
     this.cursor = { row: at.row, column: at.column };
-    this.moved();
+    this.moved = true;
+    this.arrive();
     this.choose();
   }
 
@@ -221,13 +224,14 @@ export class Grid {
     else return;
     event.preventDefault();
     this.hovered = null;
+    this.moved = true;
     cursor.row = Math.min(Math.max(0, cursor.row), Math.max(0, model.rows.length - 1));
     cursor.column = Math.min(Math.max(0, cursor.column), Math.max(0, model.columns.length - 1));
-    this.moved();
+    this.arrive();
   }
 
   /** Brings the cursor into sight and says what is there. */
-  moved() {
+  arrive() {
     const { names, cell, width, height } = this.place;
     const [top, left] = [this.cursor.row * ROW, this.cursor.column * cell];
     const frame = this.frame;

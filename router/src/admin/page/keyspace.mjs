@@ -75,7 +75,7 @@ export function keyspace(app) {
     for (const kind of heats.keys()) names.add(kind);
     const rows = [...names].filter((name) => name.includes(chosen.filter)).sort();
     if (chosen.order === "heat") rows.sort((a, b) => (heats.get(b) ?? 0) - (heats.get(a) ?? 0));
-    setText(summary, `${plural(rows.length, "Kind")}, ${plural(look.stores.length, "store")}, ${plural(look.partitions, "range")}`);
+    setText(summary, `${plural(rows.length, "Kind")}, ${plural(look.stores.length, "store")}, ${plural(look.partitions, "partition")}`);
     return chosen.axis === "time" ? ofTime(rows) : ofStores(rows, look);
   }
 
@@ -166,7 +166,7 @@ function kindDetail(app, current) {
     id: "ranges",
     label: "Ranges of the Kind",
     key: (row) => row.start,
-    empty: "This Kind has no range of its own; it is where the map's default is.",
+    empty: "No partition is known.",
     columns: [
       { label: "From", value: (row) => row.start },
       { label: "To", value: (row) => row.end ?? "the end" },

@@ -3,7 +3,7 @@
 import { confirmPlan, confirmRequest } from "./dialogs.mjs";
 import { el, replaceIfNew, setText } from "./dom.mjs";
 import { Table } from "./table.mjs";
-import { partOf, progressOf, requestsOf, stepsOf } from "./words.mjs";
+import { partOf, phaseOf, progressOf, requestsOf, stepsOf } from "./words.mjs";
 
 export function movesTable(app, id) {
   return new Table({
@@ -26,7 +26,7 @@ export function movesTable(app, id) {
 function fillPhase(cell, move) {
   const part = move.over ? null : partOf(move);
   replaceIfNew(cell, [move.phase, move.goal, part], () => [
-    move.goal === "back" && !move.over ? `${move.phase}, on its way back` : move.phase,
+    phaseOf(move),
     ...(part === null ? [] : [el("progress", { max: 1, value: part, "aria-label": `Way of move ${move.metadata.name}` })]),
   ]);
 }

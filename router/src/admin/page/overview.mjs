@@ -15,7 +15,7 @@ const TILES = [
   ["of values and keys", ({ look }) => bytes(sum(look.kinds, (kind) => kind.bytes))],
   ["open watches", ({ look }) => count(sum(look.kinds, (kind) => kind.watches))],
   ["Kinds", ({ look }) => count(look.kinds.length)],
-  ["ranges in the map", ({ look }) => count(look.partitions)],
+  ["partitions in the map", ({ look }) => count(look.partitions)],
 ];
 
 const micros = (value) => (value === null ? null : value / 1e6);

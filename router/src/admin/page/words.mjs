@@ -75,6 +75,12 @@ export function progressOf(move) {
 
 const ORDER = ["Copying", "CatchingUp", "Verifying", "Ready", "Switching", "Switched", "Completing", "Done"];
 
+/** A move's phase, and whether that is on its way back. */
+export function phaseOf(move) {
+  if (move.goal !== "back" || move.over) return move.phase;
+  return move.phase === "Switched" ? "Switched back" : `${move.phase}, on its way back`;
+}
+
 /** The part of its way that a move has come, from 0 to 1; `null` for one that is taken back. */
 export function partOf(move) {
   const at = ORDER.indexOf(move.phase);
@@ -127,7 +133,8 @@ export function counters(look) {
 /** The ranges of a Kind, of the answer of `/api/v1/partitions`. `prefix` is the Kind's. */
 export function rangesOf(partitions, prefix) {
   if (!prefix) return [];
-  const inside = partitions.filter((one) => one.kind === prefix);
+  // The key that is the prefix without its slash is a partition too, and no range of names.
+  const inside = partitions.filter((one) => one.kind === prefix && one.start.startsWith(prefix));
   if (inside.length) return inside;
   // No partition is of this Kind alone: it is in one with others.
   return partitions.filter((one) => one.start <= prefix && (one.end === null || prefix < one.end));

@@ -92,6 +92,30 @@ fn f32_a_stranger_reads_the_shell_and_nothing_beside_it() {
 }
 
 #[test]
+fn f32_a_page_of_this_port_may_ask_by_http_2() {
+    let host = |uri: &str, host: Option<&str>| {
+        let mut request = axum::http::Request::post(uri);
+        if let Some(host) = host {
+            request = request.header(header::HOST, host);
+        }
+        let mut request = request.body(()).unwrap();
+        name_host(&mut request);
+        request.headers().clone()
+    };
+    assert_eq!(host("https://a.example:1/api/v1/move", None)[header::HOST], "a.example:1");
+    assert_eq!(host("https://a.example:1/x", Some("b"))[header::HOST], "b");
+    assert!(host("/x", None).is_empty());
+    let guard = guard(true, &[], false);
+    for (origin, is_let_in) in [("https://a.example:1", true), ("https://evil.example", false)] {
+        let mut headers = host("https://a.example:1/api/v1/move", None);
+        headers.insert(header::ORIGIN, origin.parse().unwrap());
+        headers.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+        let admitted = guard.admits(&from(Some("ops")), &Method::POST, "/api/v1/move", &headers);
+        assert_eq!(admitted.is_ok(), is_let_in, "{origin}");
+    }
+}
+
+#[test]
 fn f32_nobody_far_away_is_let_in_by_mistake() {
     let load = |args: &AdminArgs, address: &str| {
         args.load("--admin", &address.parse().unwrap(), None, &Network::System)
