@@ -52,22 +52,27 @@ fn scales_formats_and_sorting_of_the_page() {
     );
 }
 
+/// A cluster with Kinds, under load.
+async fn busy(dir: &Path) -> anyhow::Result<(Up, Load)> {
+    let up = Up::start(dir, "page", &[config(dir, CONFIG)?]).await?;
+    let client = up.client().await?;
+    let kinds = ["pods", "configmaps", "secrets", "events", "services/specs", "example.com/widgets"];
+    for (at, kind) in kinds.into_iter().enumerate() {
+        load::fill(&client, &format!("/registry/{kind}/ns/"), 40 * (at + 1), 300).await?;
+    }
+    load::fill(&client, &format!("/registry/{MARKUP}s/ns/"), 3, 10).await?;
+    Ok((up, Load::start(&client)))
+}
+
 #[test]
-fn the_page_shows_the_cluster_and_its_buttons_move_kinds() {
+fn the_page_shows_what_the_cluster_has_and_does() {
     let Some(driver) = driver() else { return };
     scenario::run("page", LIMIT, |dir| async move {
-        let mut up = Up::start(&dir, "page", &[config(&dir, CONFIG)?]).await?;
-        let client = up.client().await?;
-        let kinds = ["pods", "configmaps", "secrets", "events", "services/specs", "example.com/widgets"];
-        for (at, kind) in kinds.into_iter().enumerate() {
-            load::fill(&client, &format!("/registry/{kind}/ns/"), 40 * (at + 1), 300).await?;
-        }
-        load::fill(&client, &format!("/registry/{MARKUP}s/ns/"), 3, 10).await?;
-        let load = Load::start(&client);
+        let (mut up, load) = busy(&dir).await?;
         let pid = |store| up.shard_pid(store);
         let settings = json!({
             "base": format!("http://{}", up.admin), "gateway": format!("http://{}", up.address),
-            "cli": our_binary("kindred")?, "up": up.process.pid(), "markup": MARKUP,
+            "markup": MARKUP,
             "pids": { "default": pid("default")?, "pods2": pid("pods2")? },
         });
         Script::new(&driver, "cluster.mjs", &settings).run().await?;
@@ -82,6 +87,17 @@ fn the_page_shows_the_cluster_and_its_buttons_move_kinds() {
         let log = std::fs::read_to_string(dir.join("page.err.log"))?;
         ensure!(!log.contains("were closed at the end of the grace period"), "the page held up the router");
         Ok(())
+    });
+}
+
+#[test]
+fn a_move_of_the_command_is_shown_and_buttons_begin_and_end_others() {
+    let Some(driver) = driver() else { return };
+    scenario::run("page-moves", LIMIT, |dir| async move {
+        let (up, load) = busy(&dir).await?;
+        let settings = json!({ "base": format!("http://{}", up.admin), "cli": our_binary("kindred")? });
+        Script::new(&driver, "moves.mjs", &settings).run().await?;
+        load.finish().await
     });
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -55,12 +55,21 @@ pub fn routes(sources: Sources, stopping: CancellationToken) -> Router {
     });
     Router::new().route(
         "/api/v1/live",
-        get(move |role: Option<Extension<Role>>| {
-            // The guard gives every sender a role, but on a port without one nobody may change anything by a page.
+        get(move |role: Option<Extension<Role>>, headers: HeaderMap| {
+            // Without a guard nobody is known, and a page shows no buttons.
             let role = role.map_or(Role::View, |Extension(role)| role);
-            std::future::ready(live.view(role))
+            std::future::ready(if is_foreign(&headers) { refused() } else { live.view(role) })
         }),
     )
+}
+
+/// Whether a page of another site sent the request. It could not read the answer, but would take places from those who can.
+fn is_foreign(headers: &HeaderMap) -> bool {
+    headers.get("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none")
+}
+
+fn refused() -> Response {
+    (StatusCode::FORBIDDEN, "a page of another site may not look on here\n").into_response()
 }
 
 impl Live {
@@ -178,6 +187,17 @@ mod tests {
             until: Instant::now() + LIFE,
             _seat: seats.try_acquire_owned().unwrap(),
         }
+    }
+
+    #[test]
+    fn a_page_of_another_site_takes_no_place() {
+        let from = |site: Option<&str>| {
+            let named =
+                site.map(|site| (header::HeaderName::from_static("sec-fetch-site"), site.parse().unwrap()));
+            is_foreign(&named.into_iter().collect())
+        };
+        assert_eq!([None, Some("same-origin"), Some("none")].map(from), [false; 3]);
+        assert_eq!([Some("cross-site"), Some("same-site"), Some("")].map(from), [true; 3]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,17 +1,13 @@
-// A cluster under load that asks nobody who they are: what the page shows is what the API says, and its buttons work.
+// A cluster under load that asks nobody who they are: what the page shows is what the API says.
 
 import assert from "node:assert/strict";
-import { execFile } from "node:child_process";
-import { promisify } from "node:util";
 
 import { accessible, fits, isClean, looks, picture, row, settings, step, table, view, VIEWS, watchPage, withBrowser } from "./driver.mjs";
 
-const run = promisify(execFile);
-const { base, gateway, cli, markup, pids } = settings;
+const { base, gateway, markup, pids } = settings;
 const writesDocs = process.env.KINDRED_DOCS === "write";
 
 const api = async (path) => (await fetch(`${base}/api/v1/${path}`)).json();
-const kindred = (...words) => run(cli, ["--admin", base, ...words]);
 const plain = (text) => Number(text.replace(/\D/g, ""));
 const pause = (millis) => new Promise((done) => setTimeout(done, millis));
 
@@ -76,101 +72,6 @@ await withBrowser(async (browser, context) => {
     await view(page, "moves");
     assert.equal(await page.evaluate(() => document.querySelectorAll("img, [onerror]").length), 0);
     assert.equal(await page.evaluate(() => "hacked" in window), false);
-  });
-
-  await step("a move begun by the command appears and ends", async () => {
-    await kindred("move", "pods", "--to", "pods2");
-    const moved = await row(page, "moves-table", "the move of pods", (one) => one.Phase.startsWith("Switched"));
-    assert.equal(moved.Kind, "pods");
-    assert.equal(moved["From and to"], "pods → pods2");
-    assert.match(moved.Progress, /50 keys/);
-    await kindred("move", "complete");
-    await row(page, "moves-table", "its end", (one) => one.Move === moved.Move && one.Phase === "Done");
-  });
-
-  /** Fills the form, and returns the plan's text. */
-  async function plan(verb, fields) {
-    await page.selectOption("#move-verb", verb);
-    for (const [name, value] of Object.entries(fields)) {
-      const field = page.locator(`#move-${name}`);
-      if (name === "to") await field.selectOption(value);
-      else if (name === "hold") await field.setChecked(value);
-      else await field.fill(value);
-    }
-    await page.getByRole("button", { name: "Plan" }).click();
-    await page.waitForSelector("#dialog[open]");
-    return page.textContent("#dialog");
-  }
-
-  async function confirm() {
-    await page.click("#confirm");
-    await page.waitForSelector("#dialog", { state: "hidden" });
-  }
-
-  async function request(id, what) {
-    await page.getByRole("button", { name: `${what} move ${id}` }).click();
-    await confirm();
-  }
-
-  const phase = (id, wanted) => row(page, "moves-table", `move ${id} ${wanted}`, (one) => one.Move === id && one.Phase.startsWith(wanted));
-
-  await step("a plan shows the cost and changes nothing until it is confirmed", async () => {
-    const said = await plan("move", { kind: "pods", to: "pods" });
-    assert.match(said, /Plan: move pods to pods/);
-    assert.match(said, /pods2 → pods/);
-    assert.match(said, /Keys50/);
-    assert.equal(await page.evaluate(() => document.activeElement.id), "cancel", "the dialog has the focus");
-    await accessible(page, "the plan");
-    await picture(page, "plan");
-    await page.keyboard.press("Escape");
-    await page.waitForSelector("#dialog", { state: "hidden" });
-    assert.equal((await api("moves")).items.filter((move) => !move.over).length, 0);
-  });
-
-  await step("buttons move a Kind, and complete the move", async () => {
-    await plan("move", { kind: "pods", to: "pods" });
-    await confirm();
-    assert.match(await page.textContent("#said"), /Move 2 has begun/);
-    await phase("2", "Switched");
-    await request("2", "complete");
-    await phase("2", "Done");
-    const { partitions } = await api("partitions");
-    assert.deepEqual(partitions.find((one) => one.start === "/registry/pods/").stores, ["pods"]);
-  });
-
-  await step("buttons split a Kind, and take it back", async () => {
-    const said = await plan("split", { kind: "pods", at: "ns/3", to: "pods2" });
-    assert.match(said, /datapartitionconfigs/);
-    await confirm();
-    await phase("3", "Switched");
-    assert.equal((await api("partitions")).partitions.filter((one) => one.start.startsWith("/registry/pods/")).length, 2);
-    await request("3", "reverse");
-    await phase("3", "Switched back");
-    await request("3", "complete");
-    await phase("3", "Done");
-    assert.equal((await api("partitions")).partitions.filter((one) => one.start.startsWith("/registry/pods/")).length, 1);
-  });
-
-  await step("a move that waits is aborted", async () => {
-    await plan("move", { kind: "pods", to: "pods2", hold: true });
-    await confirm();
-    await phase("4", "Ready");
-    await picture(page, "moves");
-    await request("4", "abort");
-    await phase("4", "Aborted");
-    await plan("move", { kind: "pods", to: "pods", hold: false });
-    assert.match(await page.textContent("#dialog"), /so already/);
-    await page.keyboard.press("Escape");
-  });
-
-  await step("a refusal is shown as the router words it", async () => {
-    await page.fill("#move-kind", "pdos");
-    await page.selectOption("#move-to", "pods2");
-    await page.getByRole("button", { name: "Plan" }).click();
-    await page.waitForFunction(() => document.getElementById("move-problem").textContent.includes("did you mean"));
-    // The browser tells the console of any answer above 400.
-    const said = page.problems.splice(0);
-    assert.ok(said.length === 1 && /status of 4\d\d/.test(said[0]), said.join());
   });
 
   await step("a store that stops is an alert, until it is back", async () => {
@@ -240,6 +141,27 @@ await withBrowser(async (browser, context) => {
     await picture(page, "keyspace");
   });
 
+  await step("lookers-on are bounded, and those who leave make room", async () => {
+    const leave = new AbortController();
+    const look = () => fetch(`${base}/api/v1/live`, { signal: leave.signal });
+    const answers = await Promise.all(Array.from({ length: 40 }, look));
+    const refused = answers.filter((answer) => answer.status !== 200);
+    assert.ok(refused.length >= 8 && refused.length < 40, `${refused.length} of 40 are refused`);
+    assert.match((await refused[0].json()).message, /32 pages show this router already/);
+    leave.abort();
+    await page.waitForFunction(async () => {
+      const one = new AbortController();
+      const { status } = await fetch("/api/v1/live", { signal: one.signal });
+      one.abort();
+      return status === 200;
+    });
+    await looks(page);
+    // The browser tells the console of the refusals before there was room.
+    page.problems = page.problems.filter((problem) => !problem.includes("status of 503"));
+    const foreign = await fetch(`${base}/api/v1/live`, { headers: { "sec-fetch-site": "cross-site" } });
+    assert.equal(foreign.status, 403);
+  });
+
   await step("all is reached by keyboard, and one sees where one is", async () => {
     await page.reload();
     await looks(page);
@@ -280,7 +202,6 @@ await withBrowser(async (browser, context) => {
     await page.setViewportSize({ width: 360, height: 740 });
     for (const id of VIEWS) {
       await view(page, id);
-      await looks(page);
       await fits(page, `${id} on a phone`);
     }
     await accessible(page, "slow requests on a phone");

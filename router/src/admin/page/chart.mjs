@@ -52,7 +52,7 @@ export class Chart {
       legend: { show: false },
       cursor: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high ?? 0, 0.001) * 1.1] } },
-      axes: [{ ...axis, space: 70, values: times }, { ...axis, size: 70, values }],
+      axes: [{ ...axis, size: 28, space: 70, values: times }, { ...axis, size: 70, values }],
       series: [{}, { stroke: color("accent"), width: 2, fill: color("accent-soft"), points: { show: false } }],
     };
     this.plot = new window.uPlot(options, this.data, this.box);

@@ -59,7 +59,7 @@ function planOf(move) {
     ["Writes wait about", duration(move.pauseMicros === undefined ? null : move.pauseMicros / 1e6)],
     ["Switches", count(move.switches)],
   ];
-  const legs = move.legs.map((leg) => el("li", { textContent: `${leg.from} → ${leg.to}, ${leg.units.length} ranges` }));
+  const legs = move.legs.map((leg) => el("li", { textContent: `${leg.from} → ${leg.to}` }));
   return el(
     "section",
     { className: "plan" },

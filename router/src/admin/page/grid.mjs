@@ -12,7 +12,7 @@ export class Grid {
   /** `label` says what it is; `onChoose(row)` is called for a row that was clicked, or with Enter on it. */
   constructor({ label, onChoose }) {
     this.onChoose = onChoose;
-    this.model = { rows: [], columns: [], value: () => 0, say: () => "", heading: () => "", most: 0, unit: 1, width: 24 };
+    this.model = { name: "", rows: [], columns: [], value: () => 0, say: () => "", heading: () => "", most: 0, unit: 1, width: 24 };
     this.cursor = { row: 0, column: 0 };
     /** Whether somebody has moved the cursor; it then stays on its row wherever that goes. */
     this.moved = false;
@@ -53,18 +53,21 @@ export class Grid {
   static number = 0;
 
   /**
-   * Shows a model: `rows` and `columns` are lists of names, `value(row, column)` numbers (null: there is none), `most` the
+   * Shows a model: `name` says what is shown, `rows` and `columns` are lists of names, `value(row, column)` numbers (null: there is none), `most` the
    * largest of them, `unit` a small one, `say(row, column)` a sentence, `heading(column)` what stands above a column,
    * `width` the least width of a cell, `format(value)` a value's text.
    */
   update(model) {
     const kept = this.model.rows[this.cursor.row];
+    const another = this.model.name !== model.name;
     const atEnd = this.cursor.column >= this.model.columns.length - 1;
     this.model = model;
     const row = this.moved ? model.rows.indexOf(kept) : 0;
     this.cursor.row = row >= 0 ? row : Math.min(this.cursor.row, Math.max(0, model.rows.length - 1));
     const last = Math.max(0, model.columns.length - 1);
     this.cursor.column = atEnd && model.follows ? last : Math.min(this.cursor.column, last);
+    // A look that only brings newer numbers is not read aloud; the next key press is.
+    if (another) this.read(this.cursor);
     setText(this.low, model.format(0));
     setText(this.high, model.format(model.most));
     this.layout();

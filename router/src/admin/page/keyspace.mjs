@@ -88,6 +88,7 @@ export function keyspace(app) {
     const { format } = OVER_TIME[chosen.time];
     const heat = app.heat;
     return {
+      name: chosen.time,
       rows,
       columns: heat.steps,
       value: (kind, step) => heat.value(kind, step, chosen.time),
@@ -112,6 +113,7 @@ export function keyspace(app) {
     const cell = (kind, store) => cells.get(kind)?.get(stores[store]);
     const values = look.kinds.flatMap((kind) => kind.by.map((one) => one[at]));
     return {
+      name: chosen.store,
       rows,
       columns: stores,
       value: (kind, store) => cell(kind, store)?.[at] ?? null,

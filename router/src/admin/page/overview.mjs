@@ -7,15 +7,15 @@ import { movesTable } from "./moves.mjs";
 import { storesTable } from "./views.mjs";
 
 const TILES = [
-  ["calls in a second", ({ rates }) => rate(rates.kinds.perSecond("*", "calls"))],
-  ["failed in a second", ({ rates }) => rate(rates.kinds.perSecond("*", "failed"))],
-  ["mean time of a call", ({ rates }) => duration(micros(rates.kinds.mean("*", "micros", "calls")))],
-  ["traffic in a second", ({ rates }) => bytes(rates.kinds.perSecond("*", "trafficBytes"))],
+  ["calls a second", ({ rates }) => rate(rates.kinds.perSecond("*", "calls"))],
+  ["failed a second", ({ rates }) => rate(rates.kinds.perSecond("*", "failed"))],
+  ["mean time", ({ rates }) => duration(micros(rates.kinds.mean("*", "micros", "calls")))],
+  ["traffic a second", ({ rates }) => bytes(rates.kinds.perSecond("*", "trafficBytes"))],
   ["keys", ({ look }) => count(sum(look.kinds, (kind) => kind.keys))],
-  ["of values and keys", ({ look }) => bytes(sum(look.kinds, (kind) => kind.bytes))],
+  ["of data", ({ look }) => bytes(sum(look.kinds, (kind) => kind.bytes))],
   ["open watches", ({ look }) => count(sum(look.kinds, (kind) => kind.watches))],
   ["Kinds", ({ look }) => count(look.kinds.length)],
-  ["partitions in the map", ({ look }) => count(look.partitions)],
+  ["partitions", ({ look }) => count(look.partitions)],
 ];
 
 const micros = (value) => (value === null ? null : value / 1e6);
