@@ -4,9 +4,12 @@ mod adoption;
 mod api;
 pub mod changes;
 mod durability;
+mod heat;
 mod kinds;
+mod live;
 mod moves;
 pub mod objects;
+pub mod page;
 mod reconcile;
 pub mod replace;
 mod schema;
@@ -80,7 +83,8 @@ impl Parts {
 }
 
 pub fn routes(parts: Parts, probes: Admin) -> Router {
-    let Parts { mover, snapshots, drain, traffic, kv, .. } = parts;
+    let Parts { mover, feeds, snapshots, traffic, kv, drain } = parts;
+    let live = live::routes(sources(&mover, feeds, &traffic, &drain), drain.stopping());
     let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
     let routing = mover.routing.clone();
     let adopting = mover.clone();
@@ -124,6 +128,23 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
         .merge(snapshots::routes(&snapshots, &mover))
         .merge(kinds::routes(&mover, &traffic, &kv))
         .merge(trace::routes(&traffic, &drain))
+        .merge(heat::routes(&traffic))
+        .merge(live)
+        .merge(page::routes())
+}
+
+/// What the page shows.
+fn sources(mover: &Arc<Mover>, feeds: Arc<Feeds>, traffic: &Arc<Traffic>, drain: &Drain) -> live::Sources {
+    let [checked, listed, stated] = [(); 3].map(|()| mover.clone());
+    let (fed, drain) = (feeds.clone(), drain.clone());
+    live::Sources {
+        mover: mover.clone(),
+        feeds,
+        traffic: traffic.clone(),
+        checks: Box::new(move || checks(&checked, &fed, &drain)),
+        stores: Box::new(move || list_stores(&listed.stores, &listed.routing)),
+        status: Box::new(move || shown_status(&stated)),
+    }
 }
 
 /// The checks of readyz. The router is ready while any store can be reached, so that a dead store does not take the

@@ -15,6 +15,9 @@ use tonic::Status;
 
 use crate::execute::Effect;
 use crate::metrics::Held;
+use longest::{Longest, Waits};
+
+pub mod longest;
 
 /// The longest time that a request waits for its keys to get an owner.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
@@ -60,11 +63,17 @@ pub struct MoveBuffer {
     reads: Semaphore,
     writes: Semaphore,
     held: Held,
+    longest: Longest,
 }
 
 impl Default for MoveBuffer {
     fn default() -> Self {
-        Self { reads: Semaphore::new(BYTES_MAX), writes: Semaphore::new(BYTES_MAX), held: Held::default() }
+        Self {
+            reads: Semaphore::new(BYTES_MAX),
+            writes: Semaphore::new(BYTES_MAX),
+            held: Held::default(),
+            longest: Longest::default(),
+        }
     }
 }
 
@@ -72,9 +81,11 @@ impl Default for MoveBuffer {
 #[derive(Debug)]
 pub struct Buffered<'b> {
     _room: SemaphorePermit<'b>,
-    held: &'b Held,
+    buffer: &'b MoveBuffer,
     effect: Effect,
     since: Instant,
+    /// Of a write.
+    noted: Option<(Instant, u64)>,
     patience: Patience,
 }
 
@@ -93,7 +104,14 @@ impl MoveBuffer {
         let room = room.try_acquire_many(needed).map_err(full)?;
         let since = Instant::now();
         let patience = Patience::new(Duration::ZERO, deadline.saturating_duration_since(since));
-        Ok(Buffered { _room: room, held: &self.held, effect, since, patience })
+        let noted = matches!(effect, Effect::Write).then(|| self.longest.begin(since));
+        Ok(Buffered { _room: room, buffer: self, effect, since, noted, patience })
+    }
+
+    /// The writes that wait.
+    #[must_use]
+    pub fn waiting_writes(&self) -> Waits {
+        self.longest.shown(Instant::now())
     }
 }
 
@@ -115,7 +133,10 @@ impl Buffered<'_> {
 
 impl Drop for Buffered<'_> {
     fn drop(&mut self) {
-        self.held.record(self.effect, self.since.elapsed());
+        self.buffer.held.record(self.effect, self.since.elapsed());
+        if let Some(noted) = self.noted {
+            self.buffer.longest.end(noted, Instant::now());
+        }
     }
 }
 

@@ -23,6 +23,7 @@ use kindred_router_core::store::StoreIx;
 use tokio::sync::watch;
 
 use crate::move_buffer::MoveBuffer;
+use crate::move_buffer::longest::Waits;
 use crate::stores::{Store, Stores};
 use shown::{Showing, Taken};
 
@@ -67,6 +68,12 @@ impl Routing {
     #[must_use]
     pub fn load_full(&self) -> Arc<Routes> {
         self.routes.load_full()
+    }
+
+    /// The writes that wait because their keys move.
+    #[must_use]
+    pub fn waiting_writes(&self) -> Waits {
+        self.move_buffer.waiting_writes()
     }
 
     /// Replaces the map if this one is newer. All its stores must have been added before. Requests that began by the

@@ -97,7 +97,7 @@ pub async fn bind(
     drain: &Drain,
     recorder: Option<PrometheusHandle>,
 ) -> anyhow::Result<Bound> {
-    let guard = check_doors(&settings)?;
+    let guard = check_doors(&settings)?.with_shell(admin_routes::page::is_shell);
     let mut listeners = Vec::new();
     let listen_options = ListenOptions::with_tls(settings.tls.clone()).on(&settings.network);
     for address in &settings.listen {

@@ -200,6 +200,24 @@ build_java() { # directory for the programs
   chmod 755 -- "$out/jetcd-core"
 }
 java_release=17
+# What drives a browser to the admin page: a Node with playwright-core and axe-core. The browser is the machine's.
+build_page() { # directory for the programs
+  local out=$1 root
+  root=$(dirname -- "$out")
+  say "installing playwright-core $(page_version)"
+  cp -- "$here/page/package.json" "$here/page/package-lock.json" "$root"
+  (cd -- "$root" && npm ci --ignore-scripts --no-audit --no-fund) >&2 || die "npm ci failed (above)"
+  {
+    echo '#!/bin/sh'
+    echo 'export KINDRED_PAGE_MODULES="${0%/bin/*}/node_modules" KINDRED_CHROMIUM="$(command -v chromium)"'
+    echo 'exec node "$@"'
+  } >"$out/page"
+  chmod 755 -- "$out/page"
+}
+
+page_version() {
+  sed -n 's/.*"playwright-core": "\([^"]*\)".*/\1/p' "$here/page/package.json"
+}
 
 # What a set of clients needs of the machine. Debian's packages are installed where that can be done.
 missing() { # set -> what is missing, or nothing
@@ -209,6 +227,10 @@ missing() { # set -> what is missing, or nothing
     java)
       has_tool "java -version && javac --release $java_release -version && mvn --version" default-jdk-headless maven ||
         echo "Java $java_release and Maven"
+      ;;
+    page)
+      has_tool 'node --version && npm --version' npm || echo "node and npm"
+      has_tool 'chromium --version' chromium || echo "chromium"
       ;;
   esac
 }

@@ -32,6 +32,8 @@ pub enum PeerSet {
     Node,
     /// Cases of Java's jetcd.
     Java,
+    /// What drives a browser to the admin page.
+    Page,
 }
 
 impl PeerSet {
@@ -47,6 +49,7 @@ impl PeerSet {
             Self::Python => "python",
             Self::Node => "node",
             Self::Java => "java",
+            Self::Page => "page",
         }
     }
 }

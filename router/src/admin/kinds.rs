@@ -206,7 +206,7 @@ fn amount(amount: Amount) -> Value {
     json!({ "calls": calls, "failed": failed, "bytes": bytes, "micros": micros, "messages": messages })
 }
 
-fn seconds(at: SystemTime) -> f64 {
+pub(super) fn seconds(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
@@ -221,7 +221,7 @@ fn steps(traffic: &Traffic, since: u64) -> Value {
     json!({ "stepSeconds": samples::STEP.as_secs(), "steps": steps.collect::<Vec<_>>() })
 }
 
-fn clients(traffic: &Traffic) -> Value {
+pub(super) fn clients(traffic: &Traffic) -> Value {
     let clients = traffic.clients.all().into_iter().map(|(name, shown)| {
         json!({
             "client": &*name, "connections": shown.connections, "calls": shown.calls, "failed": shown.failed,
@@ -231,7 +231,7 @@ fn clients(traffic: &Traffic) -> Value {
     json!({ "clients": clients.collect::<Vec<_>>() })
 }
 
-fn slow_calls(traffic: &Traffic) -> Value {
+pub(super) fn slow_calls(traffic: &Traffic) -> Value {
     let calls = traffic.slow.all().into_iter().map(|call| {
         json!({
             "at": seconds(call.at), "client": &*call.client, "kind": &*call.kind, "verb": call.verb.label(),

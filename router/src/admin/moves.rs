@@ -32,7 +32,7 @@ pub fn routes(keeper: &Arc<StateKeeper>) -> Router {
             "/api/v1/moves",
             get(move |headers: HeaderMap| async move {
                 match meta(&of_list) {
-                    Ok(meta) => api::shown(&headers, StatusCode::OK, &list(&of_list, meta, &headers)),
+                    Ok(_) => api::shown(&headers, StatusCode::OK, &list(&of_list, &headers)),
                     Err(error) => error.into_response(),
                 }
             }),
@@ -69,12 +69,18 @@ fn progress(meta: &Meta, id: MoveId) -> Option<Progress> {
     moves::progress(&meta.entries().borrow(), id)
 }
 
-fn list(cluster: &Cluster, meta: &Meta, headers: &HeaderMap) -> Value {
+/// All moves that are known; none without a meta store.
+pub(super) fn all(cluster: &Cluster) -> Vec<Value> {
+    let Some(meta) = &cluster.meta else { return Vec::new() };
     let state = cluster.state();
     let known = known_moves(cluster);
     let items =
         known.values().map(|(record, version)| object(&state, record, *version, progress(meta, record.id)));
-    let items: Vec<Value> = items.collect();
+    items.collect()
+}
+
+fn list(cluster: &Cluster, headers: &HeaderMap) -> Value {
+    let items = all(cluster);
     if api::wants(headers, "as=Table") {
         return table(&items);
     }

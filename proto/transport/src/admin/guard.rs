@@ -86,6 +86,7 @@ pub enum GuardError {
 pub struct AdminGuard {
     tls: Option<ServerTls>,
     known: Arc<Known>,
+    shell: Option<fn(&str) -> bool>,
 }
 
 /// The means of identifying clients.
@@ -149,7 +150,7 @@ impl AdminArgs {
             tokens,
             anonymous_probes: self.admin_anonymous_probes,
         };
-        let guard = AdminGuard { tls, known: Arc::new(known) };
+        let guard = AdminGuard { tls, known: Arc::new(known), shell: None };
         if matches!(network, Network::System) {
             guard.check(flag, address).map_err(GuardError::Flags)?;
         }
@@ -221,6 +222,14 @@ impl AdminGuard {
         Ok(())
     }
 
+    /// Lets everybody read these paths. Nothing may be there that is not in every copy of the program: a browser has no
+    /// token yet when it asks for the page that asks for the token.
+    #[must_use]
+    pub fn with_shell(mut self, shell: fn(&str) -> bool) -> Self {
+        self.shell = Some(shell);
+        self
+    }
+
     /// Starts to follow the token file in the current tokio runtime.
     pub(super) fn follow(&self) {
         if self.known.tokens.is_some() {
@@ -243,21 +252,23 @@ impl AdminGuard {
         by_certificate.max(by_token)
     }
 
-    /// Checks whether the sender may make this request.
+    /// Checks whether the sender may make this request. Returns the sender's role; `None` for a stranger who reads what
+    /// everybody may read.
     fn admits(
         &self,
         from: &ConnectionInfo,
         method: &Method,
         path: &str,
         headers: &HeaderMap,
-    ) -> Result<(), Refused> {
+    ) -> Result<Option<Role>, Refused> {
         origin::check(from, self.known.nobody(), method, headers).map_err(Refused::Forbidden)?;
         let needed = if is_read(method) { Role::View } else { Role::Admin };
         match self.role(from, headers) {
-            Some(role) if role >= needed => Ok(()),
+            Some(role) if role >= needed => Ok(Some(role)),
             Some(_) => {
                 Err(Refused::Forbidden(format!("the role view may not {method} {path}; it needs admin")))
             }
+            None if is_read(method) && self.shell.is_some_and(|shell| shell(path)) => Ok(None),
             None if self.known.anonymous_probes
                 && is_read(method)
                 && matches!(path, "/livez" | "/readyz") =>
@@ -313,15 +324,30 @@ impl Refused {
     }
 }
 
-/// The middleware through which every request of an admin port passes.
-pub(super) async fn guarded(State(guard): State<AdminGuard>, request: Request, next: Next) -> Response {
+/// HTTP/2 has what is asked for in the address of a request. The checks look for it where HTTP/1 has it.
+fn name_host<B>(request: &mut axum::http::Request<B>) {
+    let authority = request.uri().authority().filter(|_| !request.headers().contains_key(header::HOST));
+    let host = authority.and_then(|authority| header::HeaderValue::from_str(authority.as_str()).ok());
+    if let Some(host) = host {
+        request.headers_mut().insert(header::HOST, host);
+    }
+}
+
+/// The middleware through which every request of an admin port passes. Handlers can extract `Extension<Role>`.
+pub(super) async fn guarded(State(guard): State<AdminGuard>, mut request: Request, next: Next) -> Response {
+    name_host(&mut request);
     let from = request.extensions().get::<axum::extract::ConnectInfo<ConnectionInfo>>();
     let Some(axum::extract::ConnectInfo(from)) = from else {
         return Refused::Unknown.answer();
     };
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     match guard.admits(from, &method, &path, request.headers()) {
-        Ok(()) => next.run(request).await,
+        Ok(role) => {
+            if let Some(role) = role {
+                request.extensions_mut().insert(role);
+            }
+            next.run(request).await
+        }
         Err(Refused::OneWord) => {
             let code = next.run(request).await.status();
             (code, if code.is_success() { "ok" } else { "failed" }).into_response()

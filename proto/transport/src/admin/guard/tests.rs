@@ -27,12 +27,12 @@ fn guard(certificates: bool, names: &[&str], anonymous_probes: bool) -> AdminGua
     let tokens = TokenFile { path: PathBuf::new(), current: ArcSwap::from_pointee(tokens) };
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     let known = Known { certificates, names, tokens: Some(tokens), anonymous_probes };
-    AdminGuard { tls: None, known: Arc::new(known) }
+    AdminGuard { tls: None, known: Arc::new(known), shell: None }
 }
 
 fn code(guard: &AdminGuard, name: Option<&str>, token: Option<&str>, method: Method, path: &str) -> u16 {
     match guard.admits(&from(name), &method, path, &headers(token)) {
-        Ok(()) => 200,
+        Ok(_) => 200,
         Err(refused) => refused.answer().status().as_u16(),
     }
 }
@@ -68,6 +68,51 @@ fn f32_a_certificate_counts_only_where_its_ca_is_the_admins() {
     let probe = guard.admits(&from(None), &Method::GET, "/readyz", &headers(None));
     assert!(matches!(probe, Err(Refused::OneWord)));
     assert_eq!(code(&guard, None, None, Method::POST, "/readyz"), 401);
+}
+
+#[test]
+fn f32_a_stranger_reads_the_shell_and_nothing_beside_it() {
+    let guard = guard(true, &["ops"], false).with_shell(|path| matches!(path, "/" | "/page/main.mjs"));
+    for path in ["/", "/page/main.mjs"] {
+        for token in [None, Some("0123456789abcdef-none")] {
+            assert_eq!(code(&guard, None, token, Method::GET, path), 200, "{path}");
+            assert_eq!(code(&guard, None, token, Method::HEAD, path), 200, "{path}");
+            assert_eq!(code(&guard, None, token, Method::POST, path), 401, "{path}");
+        }
+        let admitted = guard.admits(&from(None), &Method::GET, path, &headers(None));
+        assert!(matches!(admitted, Ok(None)), "a stranger has no role");
+    }
+    for path in
+        ["//", "/page", "/page/", "/page/main.mjs/", "/page/../api/v1/stores", "/api/v1/live", "/metrics"]
+    {
+        assert_eq!(code(&guard, None, None, Method::GET, path), 401, "{path}");
+    }
+    let admitted = guard.admits(&from(None), &Method::GET, "/api/v1/live", &headers(Some(VIEWER)));
+    assert!(matches!(admitted, Ok(Some(Role::View))));
+}
+
+#[test]
+fn f32_a_page_of_this_port_may_ask_by_http_2() {
+    let host = |uri: &str, host: Option<&str>| {
+        let mut request = axum::http::Request::post(uri);
+        if let Some(host) = host {
+            request = request.header(header::HOST, host);
+        }
+        let mut request = request.body(()).unwrap();
+        name_host(&mut request);
+        request.headers().clone()
+    };
+    assert_eq!(host("https://a.example:1/api/v1/move", None)[header::HOST], "a.example:1");
+    assert_eq!(host("https://a.example:1/x", Some("b"))[header::HOST], "b");
+    assert!(host("/x", None).is_empty());
+    let guard = guard(true, &[], false);
+    for (origin, is_let_in) in [("https://a.example:1", true), ("https://evil.example", false)] {
+        let mut headers = host("https://a.example:1/api/v1/move", None);
+        headers.insert(header::ORIGIN, origin.parse().unwrap());
+        headers.insert(header::CONTENT_TYPE, "application/json".parse().unwrap());
+        let admitted = guard.admits(&from(Some("ops")), &Method::POST, "/api/v1/move", &headers);
+        assert_eq!(admitted.is_ok(), is_let_in, "{origin}");
+    }
 }
 
 #[test]
