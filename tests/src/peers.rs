@@ -30,6 +30,10 @@ pub enum PeerSet {
     Python,
     /// Cases of npm's etcd3.
     Node,
+    /// helm.
+    Helm,
+    /// Definitions of objects of cert-manager and of the Prometheus operator.
+    Crds,
 }
 
 impl PeerSet {
@@ -44,6 +48,8 @@ impl PeerSet {
             Self::EtcdClient => "etcd-client",
             Self::Python => "python",
             Self::Node => "node",
+            Self::Helm => "helm",
+            Self::Crds => "crds",
         }
     }
 }
@@ -59,6 +65,8 @@ pub struct Peer {
 static ETCD: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KINE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static HELM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static CRDS: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KUBEADM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 
 /// The folder `tests/peers` of this checkout.
@@ -77,6 +85,8 @@ pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "k3s-datastore-check" => (PeerSet::Kine, &KINE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
+        "helm" => (PeerSet::Helm, &HELM),
+        "cert-manager" | "prometheus-operator" => (PeerSet::Crds, &CRDS),
         _ => bail!("no peer is called {name}"),
     };
     let installed = found.get_or_init(|| listed(set).map_err(|error| format!("{error:#}")));
