@@ -34,9 +34,10 @@ crash: build
 kills: build
 	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KILLS=$(or $(CASES),all) $(CARGO) test --workspace --locked --test kills -- --nocapture
 
-## docs: write the generated pages of docs/ anew: commands and flags, fields of the configuration
+## docs: write what is generated anew: commands and flags, fields of the configuration, what the chart renders for kustomize
 docs:
 	KINDRED_DOCS=write $(CARGO) test --quiet --workspace --locked --bin kindred docs_tests
+	KINDRED_DOCS=write $(CARGO) test --quiet --package kindred-tests --locked --test deploy the_files
 
 # It counts instructions. Without it that one test says so and measures nothing.
 valgrind:

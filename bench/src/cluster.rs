@@ -354,3 +354,6 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,18 +11,11 @@ use kindred_partition_config::{
 
 use crate::cli::Cli;
 
-/// The units of systemd.
-const UNITS: [&str; 6] = [
-    "systemd/kindred.service",
-    "systemd/kindred-router.service",
-    "systemd/kindred-shard@.service",
-    "systemd/kindred-meta.service",
-    FIRST,
-    SECOND,
-];
-/// The units of the two members of a store.
-const FIRST: &str = "two-machines/kindred-first@.service";
-const SECOND: &str = "two-machines/kindred-second@.service";
+mod runbook;
+mod systemd;
+
+use systemd::{FIRST, SECOND, UNITS, unit_command};
+
 /// The compose files, with the number of their services.
 const COMPOSE: [(&str, usize); 2] = [("compose.yaml", 8), ("two-machines/compose.yaml", 6)];
 
@@ -61,39 +54,16 @@ fn the_documented_router_of_an_etcd_starts() {
     check(&words.map(str::to_owned).collect::<Vec<_>>());
 }
 
-/// The command line of a unit, with values that systemd would substitute.
-fn unit_command(unit: &str) -> Vec<String> {
-    let text = deploy(unit);
-    let line = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("ExecStart");
-    let line = line
-        .replace("%i", "pods")
-        .replace("${KINDRED_SLOT}", "4")
-        .replace("${KINDRED_META}", "https://meta:2390")
-        .replace("${KINDRED_STANDBY_OF}", "https://machine-a:2394")
-        .replace("${KINDRED_LISTEN}", "0.0.0.0:2394");
-    line.split_whitespace().map(str::to_owned).collect()
-}
-
-/// The services of a compose file with their command lines.
+/// The services of a compose file that run our programs, with their command lines.
 fn services(file: &str) -> Vec<(String, serde_json::Value, Vec<String>)> {
     let compose = yaml(&deploy(file));
     let services = compose["services"].as_object().unwrap().iter();
-    let services = services.map(|(name, service)| {
+    let ours = services.filter(|(_, service)| service["build"]["target"] != "certificates");
+    let services = ours.map(|(name, service)| {
         let words = serde_json::from_value(service["command"].clone());
         (name.clone(), service.clone(), words.unwrap_or_else(|e| panic!("{file}: {name}: {e}")))
     });
     services.collect()
-}
-
-#[test]
-fn systemd_units_start_what_exists() {
-    for unit in UNITS {
-        let text = deploy(unit);
-        check(&unit_command(unit));
-        for section in ["[Unit]", "[Service]", "[Install]"] {
-            assert!(text.contains(section), "{unit} lacks {section}");
-        }
-    }
 }
 
 #[test]
@@ -186,7 +156,7 @@ fn the_compose_configuration_names_its_services() {
         let words: Vec<String> = serde_json::from_value(command.clone()).unwrap();
         let at = words.iter().position(|w| w == "--slot").expect("--slot");
         assert_eq!(words[at + 1], store.slot.unwrap().to_string(), "slot of {}", store.name);
-        assert_eq!(store.endpoints, [format!("http://{}:2379", store.name)]);
+        assert_eq!(store.endpoints, [format!("https://{}:2379", store.name)]);
     }
 }
 
@@ -194,6 +164,67 @@ fn the_compose_configuration_names_its_services() {
 fn value<'w>(words: &'w [String], flag: &str) -> Option<&'w str> {
     let at = words.iter().position(|word| word == flag)?;
     words.get(at + 1).map(String::as_str)
+}
+
+/// A container can write its volume alone, gains no rights, has a limit of memory, and is started again.
+#[test]
+fn containers_are_closed_and_limited() {
+    for (file, _) in COMPOSE {
+        let compose = yaml(&deploy(file));
+        for (name, service) in compose["services"].as_object().unwrap() {
+            let at = format!("{file}: {name}");
+            assert_eq!(service["read_only"], true, "{at}");
+            assert_eq!(service["cap_drop"], serde_json::json!(["ALL"]), "{at}");
+            assert_eq!(service["security_opt"], serde_json::json!(["no-new-privileges:true"]), "{at}");
+            assert!(service["mem_limit"].is_string(), "{at}: a quota is a part of mem_limit");
+            assert!(service["privileged"].is_null() && service["cap_add"].is_null(), "{at}");
+        }
+        for (name, service, words) in services(file) {
+            assert_eq!(service["restart"], "always", "{file}: {name}");
+            let probe: Vec<String> = match &service["healthcheck"]["test"] {
+                serde_json::Value::Null => vec![],
+                test => serde_json::from_value(test.clone()).unwrap(),
+            };
+            let admin =
+                value(&words, "--admin").or_else(|| value(&words, "--admin-listen")).expect("an admin port");
+            if probe.is_empty() {
+                assert_eq!(admin, "127.0.0.1:2381", "{file}: {name}: the image's own check asks there");
+            } else {
+                check(&probe[1..]);
+                assert_eq!(
+                    value(&probe, "--admin"),
+                    Some(format!("http://{admin}").as_str()),
+                    "{file}: {name}"
+                );
+            }
+        }
+    }
+    let image = deploy("Dockerfile");
+    let last = image.rsplit("\nFROM ").next().unwrap();
+    assert!(last.starts_with("scratch\n") && last.contains("\nUSER 2379:2379\n"), "{last}");
+    assert!(!last.contains("RUN "), "nothing runs in an image without a shell");
+}
+
+/// One service makes all certificates, for the names by which the others know each other.
+#[test]
+fn the_certificates_of_compose_name_every_service() {
+    let compose = yaml(&deploy("compose.yaml"));
+    let made = &compose["services"]["certificates"];
+    let words: Vec<String> = serde_json::from_value(made["command"].clone()).unwrap();
+    let volume = format!("pki:{}", words[0]);
+    assert_eq!(made["volumes"], serde_json::json!([volume]));
+    for (name, service, command) in services("compose.yaml") {
+        assert!(words[1..].contains(&name), "no certificate is for {name}");
+        let mounts: Vec<String> = serde_json::from_value(service["volumes"].clone()).unwrap();
+        assert!(mounts.contains(&format!("{volume}:ro")), "{name}");
+        for file in command.iter().filter(|word| word.starts_with(&words[0])) {
+            let made = file.rsplit('/').next().unwrap().rsplit_once('.').unwrap().0;
+            let script = deploy("certificates");
+            let makes = |verb: &str| script.lines().any(|line| line.starts_with(&format!("{verb} {made} ")));
+            assert!(makes("leaf") || makes("authority"), "{name}: deploy/certificates does not make {file}");
+        }
+        assert!(service["depends_on"]["certificates"].is_object(), "{name}");
+    }
 }
 
 #[test]
@@ -216,7 +247,7 @@ fn f39_no_store_of_the_files_comes_back_empty_and_every_router_has_a_meta_store(
         assert!(compose["volumes"].get(volume).is_some(), "{name}: no volume {volume}");
         assert!(kept.insert((file, volume.to_owned())), "{name}: volume {volume} is another's");
         if words[0] == "router" && file == "compose.yaml" {
-            assert_eq!(value(&words, "--meta"), Some("http://meta:2379"), "{name}");
+            assert_eq!(value(&words, "--meta"), Some("https://meta:2379"), "{name}");
         }
     }
     let compose = yaml(&deploy("compose.yaml"));

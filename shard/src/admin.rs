@@ -11,6 +11,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::{
     apply_loop::call, durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render,
+    standby::membership::Membership,
 };
 
 /// What probes and metrics say, on the admin port and, as with etcd, on the clients' port.
@@ -38,10 +39,24 @@ pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain
                 loop_check(&member.handle),
                 Check::new("serving", stopping),
                 Check::new("clock", clock),
+                Check::new("standby", standby(&member.membership)),
                 Check::new("writes", refused),
             ]
         })
         .metrics(move || recorder.map(|recorder| render(recorder, membership.serves())).unwrap_or_default())
+}
+
+/// Whether the other members may be stopped, as far as this one knows: it serves, or could take over. `/readyz?exclude=clock`
+/// asks a member of either role.
+fn standby(membership: &Membership) -> Result<(), &'static str> {
+    match &membership.following {
+        _ if membership.in_doubt() => Err("another member may have been promoted since this one served"),
+        _ if membership.serves() => Ok(()),
+        None => Err("this member serves nothing, and follows nobody"),
+        Some(following) if !following.is_whole() => Err("this standby has no whole copy yet"),
+        Some(following) if !following.is_connected() => Err("this standby is not connected to the primary"),
+        Some(_) => Ok(()),
+    }
 }
 
 /// Serves the admin port to the callers that the guard admits, until the drain stops.

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::ensure;
 use kindred_proto::etcdserverpb::{LeaseGrantRequest, LeaseTimeToLiveRequest, PutRequest};
-use kindred_tests::scenario;
+use kindred_tests::{admin::Admin, scenario};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -15,6 +15,13 @@ use crate::{
 #[test]
 fn r18_what_was_acknowledged_is_at_the_promoted_standby_whatever_the_mode() {
     scenario::run("failover_promoted", 3 * LIMIT, |dir| async move { promoted(&dir).await });
+}
+
+/// Whether a member says that it is ready, and what it says.
+async fn readyz(member: &Member, query: &str) -> anyhow::Result<(bool, String)> {
+    let path = format!("/readyz{query}");
+    let (status, said) = Admin::at(&member.shard.admin).ask("GET", &path, "").await?;
+    Ok((status == 200, said))
 }
 
 async fn promoted(dir: &Path) -> anyhow::Result<()> {
@@ -30,6 +37,10 @@ async fn promoted(dir: &Path) -> anyhow::Result<()> {
     let standby = Member::standby(dir, "second", &first).await?;
     first.add(1, &standby).await?;
     ensure!(standby.client.kv.clone().put(PutRequest::default()).await.is_err(), "a standby serves nothing");
+    // An orchestrator asks whether either member could go on without the other one.
+    ensure!(readyz(&first, "?exclude=clock").await?.0 && readyz(&standby, "?exclude=clock").await?.0);
+    let (ready, said) = readyz(&standby, "").await?;
+    ensure!(!ready && said.contains("not the primary"), "{said}");
     let from = written.highest();
     let client = first.client.clone();
     let watching = tokio::spawn(async move {
@@ -41,6 +52,11 @@ async fn promoted(dir: &Path) -> anyhow::Result<()> {
     let term = standby.shown().await?.term;
     first.shard.process.kill()?;
     while tasks.join_next().await.is_some() {}
+    scenario::wait_for("the standby to miss its primary", LIMIT, || async {
+        let (ready, said) = readyz(&standby, "?exclude=clock").await?;
+        Ok((!ready && said.contains("not connected to the primary")).then_some(()))
+    })
+    .await?;
 
     ensure!(standby.promote(term + 1, incarnation).await? > incarnation);
     let checked = written.check(&standby.client).await?;

@@ -34,6 +34,10 @@ pub enum PeerSet {
     Java,
     /// What drives a browser to the admin page.
     Page,
+    /// helm.
+    Helm,
+    /// Definitions of objects of cert-manager and of the Prometheus operator.
+    Crds,
 }
 
 impl PeerSet {
@@ -50,6 +54,8 @@ impl PeerSet {
             Self::Node => "node",
             Self::Java => "java",
             Self::Page => "page",
+            Self::Helm => "helm",
+            Self::Crds => "crds",
         }
     }
 }
@@ -65,6 +71,8 @@ pub struct Peer {
 static ETCD: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KINE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static HELM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static CRDS: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KUBEADM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 
 /// The folder `tests/peers` of this checkout.
@@ -83,6 +91,8 @@ pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "k3s-datastore-check" => (PeerSet::Kine, &KINE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
+        "helm" => (PeerSet::Helm, &HELM),
+        "cert-manager" | "prometheus-operator" => (PeerSet::Crds, &CRDS),
         _ => bail!("no peer is called {name}"),
     };
     let installed = found.get_or_init(|| listed(set).map_err(|error| format!("{error:#}")));

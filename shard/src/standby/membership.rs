@@ -33,6 +33,7 @@ pub struct Membership {
     pub machine: tokio::sync::Mutex<MemberMachine>,
     /// What others see of the machine.
     serves: AtomicBool,
+    in_doubt: AtomicBool,
     incarnation: Arc<AtomicU64>,
     /// Cancelled when another member is the primary: this process is to end, and follows when it is started again.
     pub superseded: CancellationToken,
@@ -56,6 +57,7 @@ impl Membership {
             run: random().max(1),
             directory,
             serves: AtomicBool::new(machine.serves()),
+            in_doubt: AtomicBool::new(machine.in_doubt()),
             incarnation: Arc::new(AtomicU64::new(incarnation)),
             machine: tokio::sync::Mutex::new(machine),
             superseded: CancellationToken::new(),
@@ -67,6 +69,12 @@ impl Membership {
     #[must_use]
     pub fn serves(&self) -> bool {
         self.serves.load(Ordering::Acquire)
+    }
+
+    /// Whether another member may have been promoted since this one was the primary.
+    #[must_use]
+    pub fn in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Acquire)
     }
 
     #[must_use]
@@ -118,6 +126,7 @@ impl Membership {
             }),
         };
         self.serves.store(machine.serves(), Ordering::Release);
+        self.in_doubt.store(machine.in_doubt(), Ordering::Release);
         self.incarnation.store(machine.incarnation(), Ordering::Release);
         decided
     }
