@@ -22,6 +22,7 @@ mod leases;
 mod many_units;
 mod meta;
 mod moves;
+mod openapi;
 mod ops;
 mod quota;
 mod replace;
