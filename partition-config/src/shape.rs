@@ -125,7 +125,7 @@ impl Comparing<'_> {
         }
         let words = words(schema);
         if !words.is_empty() {
-            let fits = value.as_str().is_some_and(|text| words.iter().any(|word| *word == text));
+            let fits = value.as_str().is_some_and(|text| words.contains(&text));
             if !fits {
                 let shown = words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(", ");
                 self.push(path, format!("{} is none of {shown}", shown_value(value)), "write one of them");

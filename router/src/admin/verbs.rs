@@ -460,7 +460,7 @@ impl ApplyBody {
             Ok(change) if errors.is_empty() => Ok(change),
             Ok(_) => Err(errors.into()),
             Err(why) => {
-                errors.extend(Vec::from(why).into_iter().filter(|error| !due(error)));
+                errors.extend(why.into_iter().filter(|error| !due(error)));
                 Err(errors.into())
             }
         }

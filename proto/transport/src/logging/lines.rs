@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn each_line_of_text_begins_with_the_process() {
         let (kept, front) = (Kept::default(), of_pods().front());
-        let subscriber = tracing_subscriber::fmt().event_format(Text::new(front)).with_writer(kept.clone());
-        tracing::subscriber::with_default(subscriber.with_ansi(false).finish(), log);
+        let log_of = tracing_subscriber::fmt().with_ansi(false).with_writer(kept.clone());
+        tracing::subscriber::with_default(log_of.event_format(Text::new(front)).finish(), log);
         let text = String::from_utf8(kept.0.lock().clone()).unwrap();
         let first = text.lines().next().unwrap();
         assert!(first.starts_with("[shard pods] 2"), "{first}");
