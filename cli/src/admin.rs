@@ -21,6 +21,7 @@ mod store;
 pub mod top;
 pub mod trace;
 mod verbs;
+pub mod version;
 mod wait;
 
 use std::process::ExitCode;
@@ -66,6 +67,7 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Split(args) => verbs::split(&client(&args.run.connect)?, &args).await,
         AdminCommand::Merge(args) => verbs::merge(&client(&args.run.connect)?, &args).await,
         AdminCommand::Drain(args) => verbs::drain(&client(&args.run.connect)?, &args).await,
+        AdminCommand::Version(args) => version::version(&args, outer).await,
         AdminCommand::Status(args) => overview::status(&client(&args.connect)?, &args).await,
         AdminCommand::Backup(args) => backup::take::run(&args, outer).await,
         AdminCommand::Restore(args) => backup::restore::run(&args, outer).await,

@@ -8,6 +8,7 @@ use crate::{
     admin::{
         args::{AdminCommand, Connect},
         failure::EXIT_STATUS,
+        version::VERSION,
     },
     adopt::args::AdoptArgs,
     health::HealthArgs,
@@ -19,7 +20,7 @@ use crate::{
 
 /// One etcd endpoint for Kubernetes in front of many stores.
 #[derive(Debug, Parser)]
-#[command(name = "kindred", version, propagate_version = true, after_help = EXIT_STATUS)]
+#[command(name = "kindred", version = VERSION, propagate_version = true, after_help = EXIT_STATUS)]
 pub struct Cli {
     /// The router for the commands that talk to one. These options may also follow the command.
     #[command(flatten)]
@@ -36,7 +37,8 @@ pub enum Command {
     Shard(Box<ShardCommand>),
     /// Run a router in the foreground (the same as kindred-router).
     Router(Box<RouterCommand>),
-    /// Ask a router's admin port whether the router is ready; exit status 0 if it is.
+    /// Ask a router's admin port whether the router is ready: exit status 0 if it is, 1 if it is not, 2 if the command line is
+    /// wrong, 3 if nobody answers.
     Health(HealthArgs),
     /// Make the data folder of a new cluster from a snapshot of an etcd. Contacts nobody.
     Import(ImportArgs),

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use clap::Args;
 
-use crate::admin::{args::Connect, client::Client, context, output};
+use crate::admin::{args::Connect, client::Client, context, failure::Failure, output};
 
 /// `kindred health`.
 #[derive(Debug, Args)]
@@ -22,15 +21,18 @@ pub struct HealthArgs {
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Asks `/readyz` and prints the answer.
-pub fn run(args: &HealthArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+///
+/// # Errors
+/// When the router is not ready, does not answer, or the arguments are wrong: each has its exit status.
+pub async fn run(args: &HealthArgs) -> Result<(), Failure> {
     let client = Client::new(&context::address(&args.connect)?)?;
     let excluded: String = args.exclude.iter().map(|check| format!("&exclude={check}")).collect();
     let path = format!("/readyz?verbose{excluded}");
-    let asked = async { tokio::time::timeout(TIMEOUT, client.text(&path)).await };
-    let (status, body) = runtime.block_on(asked).context("no answer in time")??;
+    let asked = tokio::time::timeout(TIMEOUT, client.text(&path));
+    let silent = |_| Failure::Unreachable(format!("no answer within {} s", TIMEOUT.as_secs()));
+    let (status, body) = asked.await.map_err(silent)??;
     if !status.is_success() {
-        bail!("not ready: {status}\n{body}");
+        return Err(Failure::Refused(format!("not ready: {status}\n{}", body.trim())));
     }
-    output::print(&format!("{}\n", body.trim())).map_err(Into::into)
+    output::print(&format!("{}\n", body.trim()))
 }

@@ -15,6 +15,7 @@ use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::StoreType;
 use kindred_partition_config::state::ClusterState;
 use kindred_shard::importing::{self, Contents, Lease, Store};
+use kindred_transport::logging::{Format, Process};
 
 use crate::admin::output::{self, Table, bytes, count, counted};
 use crate::up;
@@ -24,7 +25,8 @@ pub mod args;
 use args::ImportArgs;
 
 pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
-    let _logging = kindred_shard::begin_logging("warn")?;
+    let process = Process { kind: "import", name: None };
+    let _logging = kindred_shard::begin_logging("warn", Format::Text, process)?;
     let state = up::first_state(args.config.as_deref())?;
     let folder = &args.data_dir;
     if folder.exists() {

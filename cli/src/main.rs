@@ -17,8 +17,9 @@ mod up;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
+use kindred_transport::logging;
 
-use admin::output;
+use admin::{output, version};
 use cli::{Cli, Command};
 use leave::args::Step;
 
@@ -26,6 +27,7 @@ use leave::args::Step;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    version::BUILD.set();
     let Cli { connect, command } = Cli::parse();
     if !connect.is_empty() && !matches!(command, Command::Admin(_)) {
         let message = "--admin and what belongs to it stand before commands that talk to a router; write it behind this one";
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
             parent::follow(args.parent);
             kindred_router::run::run(&args.args)
         }
-        Command::Health(args) => health::run(&args),
+        Command::Health(args) => return admin::run_to_end(health::run(&args)),
         Command::Import(args) => import::run(&args),
         Command::Adopt(args) => match args.step {
             Some(step) => return admin::adopt::run(&step, &connect),
@@ -61,7 +63,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            output::print_error(&format!("kindred: {error:#}"));
+            output::print_error(&logging::last_words("kindred", &format!("{error:#}")));
             ExitCode::FAILURE
         }
     }

@@ -4,6 +4,7 @@
 use std::io::Read;
 
 use clap::Args;
+use kindred_transport::logging;
 
 /// The flag that `kindred up` gives its children.
 #[derive(Debug, Clone, Copy, Args)]
@@ -18,6 +19,7 @@ pub fn follow(args: ParentArgs) {
     if !args.exit_with_parent {
         return;
     }
+    logging::named_by_parent();
     std::thread::spawn(|| {
         let mut byte = [0];
         // Nothing is ever written to the pipe; an error means the same as its end.

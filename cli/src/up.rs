@@ -20,21 +20,24 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use kindred_partition_config::{errors::Errors, ids::Term, model::KindredConfig, parse, state::ClusterState};
+use kindred_partition_config::{
+    errors::Errors, ids::Term, model::KindredConfig, parse, shape, state::ClusterState, validate::FieldError,
+};
 use kindred_router::meta::{self, cache};
 use kindred_shard::identity::Identity;
 use kindred_shard::standby::{
     membership,
     role::{Does, Role},
 };
-use kindred_transport::{admin::AdminArgs, auto_tls, private, who};
+use kindred_transport::{admin::AdminArgs, auto_tls, logging::Process, private, who};
 
 use args::UpArgs;
 use layout::{InternalTls, Plan};
 
 /// Runs until a signal arrives.
 pub fn run(mut args: UpArgs) -> anyhow::Result<()> {
-    let _logging = kindred_shard::begin_logging(&args.log_level)?;
+    let process = Process { kind: "up", name: None };
+    let _logging = kindred_shard::begin_logging(&args.log_level, args.log_format, process)?;
     let config = read_config(args.config.as_deref())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // Checks that fail leave no files behind. If another `up` uses the folder, that is the error to report.
@@ -150,9 +153,13 @@ fn check_flags(args: &UpArgs, config: &KindredConfig, plan: &Plan) -> anyhow::Re
         for shard in &plan.local {
             let spec = layout::shard(program, args, &plan.prefix, shard, any, None);
             let error = flags::try_shard(&spec.args).err();
-            errors.extend(error.map(|error| format!("flags of store {}: {error}", shard.name)));
+            let error =
+                error.map(|error| format!("{}: {error}", flags::field_of(&args.section, &shard.name)));
+            // A flag of all shards is wrong in each of them.
+            errors.extend(error.filter(|error| !errors.contains(error)));
         }
-        let beside = layout::Beside { meta: any, stores: Vec::new() };
+        // Its port is not known yet, and 0 is no port of a server.
+        let beside = layout::Beside { meta: ([127, 0, 0, 1], 1).into(), stores: Vec::new() };
         let router = layout::router(program, args, (0, "127.0.0.1:0", "127.0.0.1:0"), &beside, None);
         errors.extend(flags::try_router(&router.args).err().map(|error| format!("up.router: {error}")));
     }
@@ -165,11 +172,23 @@ fn check_flags(args: &UpArgs, config: &KindredConfig, plan: &Plan) -> anyhow::Re
 fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
     let Some(path) = path else { return Ok(parse::parse_config(parse::DEFAULT_CONFIG)?) };
     let text = fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
-    let config = parse::parse_config(&text).with_context(|| format!("--config {}", path.display()))?;
-    if let Err(errors) = check_config(&config) {
-        bail!("--config {}: {} error(s){errors}", path.display(), errors.len());
-    }
-    Ok(config)
+    let mut reading =
+        shape::read::<KindredConfig>(&text).with_context(|| format!("--config {}", path.display()))?;
+    reading.add(reading.value.as_ref().map(meaning).unwrap_or_default());
+    let wrong = |errors: Errors<FieldError>| {
+        anyhow::anyhow!("--config {}: {} error(s){errors}", path.display(), errors.len())
+    };
+    reading.whole().map_err(wrong)
+}
+
+/// What is wrong with the meaning of a configuration. Only the endpoints of the local shards may be missing; `up` fills them
+/// in.
+fn meaning(config: &KindredConfig) -> Vec<FieldError> {
+    let none: SocketAddr = ([127, 0, 0, 1], 1).into();
+    let listens: Vec<_> = layout::local_shards(config).into_iter().map(|shard| (shard, none)).collect();
+    let checked =
+        kindred_partition_config::validate::validate(&layout::with_endpoints(config, &listens, false));
+    checked.err().unwrap_or_default()
 }
 
 /// Checks a configuration. Only the endpoints of the local shards may be missing; `up` fills them in.
@@ -177,11 +196,8 @@ fn read_config(path: Option<&Path>) -> anyhow::Result<KindredConfig> {
 /// # Errors
 /// Everything that is wrong.
 pub fn check_config(config: &KindredConfig) -> Result<(), Errors<String>> {
-    let none: SocketAddr = ([127, 0, 0, 1], 1).into();
-    let listens: Vec<_> = layout::local_shards(config).into_iter().map(|shard| (shard, none)).collect();
-    let checked =
-        kindred_partition_config::validate::validate(&layout::with_endpoints(config, &listens, false));
-    checked.map(drop).map_err(|errors| errors.iter().map(ToString::to_string).collect())
+    let errors: Errors<String> = meaning(config).iter().map(ToString::to_string).collect();
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
 /// The first state of a cluster with this configuration.

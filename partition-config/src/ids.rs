@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What etcd calls a revision and Kubernetes a resourceVersion. Strictly increasing in the order of events; positive
@@ -203,7 +204,7 @@ pub fn uuid_of(high: u64, low: u64) -> String {
 }
 
 /// A store's name, unique in the configuration (`pods`, `default`, `etcd-secrets`).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct StoreName(pub String);
 
@@ -215,7 +216,7 @@ impl fmt::Display for StoreName {
 
 /// The version of the ownership of keys. It grows with every change of an owner: the map has it, and each partition and
 /// unit that of its last change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
@@ -249,7 +250,7 @@ impl fmt::Display for MoveId {
 }
 
 /// Numbers the coordinators of one move. Each takeover increments it, which fences all earlier coordinators (R15).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Term(pub u64);
 
@@ -260,7 +261,7 @@ impl fmt::Display for Term {
 }
 
 /// Identifies a member of a store by the contents of its disk: a standby that begins anew is another member.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct MemberId(pub String);
 

@@ -16,7 +16,7 @@ use crate::key::{Key, KeyRange};
 
 mod names;
 
-pub use names::{KindNameError, suggest};
+pub use names::{KindNameError, nearest, suggest};
 
 /// kube-apiserver's default `--etcd-prefix`.
 pub const DEFAULT_ETCD_PREFIX: &str = "/registry";

@@ -10,6 +10,7 @@ pub mod map;
 pub mod model;
 pub mod parse;
 pub mod ring;
+pub mod shape;
 pub mod state;
 pub mod transfers;
 pub mod unit;

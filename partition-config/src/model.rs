@@ -5,12 +5,13 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
 
 /// A whole configuration file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindredConfig {
     /// kube-apiserver's `--etcd-prefix`; `/registry` by default.
@@ -32,7 +33,7 @@ pub struct KindredConfig {
 pub type Flags = BTreeMap<String, serde_json::Value>;
 
 /// Flags of the processes that `kindred up` starts.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct UpConfig {
     /// Flags of every shard.
@@ -57,7 +58,7 @@ fn default_etcd_prefix() -> String {
 }
 
 /// One store: a shard or a stock etcd cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StoreConfig {
     /// The store's unique name.
@@ -82,7 +83,7 @@ pub struct StoreConfig {
 }
 
 /// The standbys of a shard (R18 to R20). Each is a shard that was started with `--standby-of`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct StandbyConfig {
     /// Where the standbys listen: one address for each of one or two.
@@ -96,7 +97,7 @@ pub struct StandbyConfig {
 }
 
 /// Whether a primary waits for its standbys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StandbyMode {
     /// Nothing is acknowledged or shown before every standby has it. Routers promote one when the primary dies.
@@ -107,7 +108,7 @@ pub enum StandbyMode {
 }
 
 /// What happens when a standby in mode `sync` does not answer while its primary does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {
     /// Routers take it out of the set, and the primary continues without it.
@@ -118,7 +119,7 @@ pub enum OnLoss {
 }
 
 /// What serves the keys of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StoreType {
     /// A kindred shard.
@@ -132,7 +133,7 @@ pub enum StoreType {
 ///
 /// The range covers what follows the Kind prefix (`namespace/name`, or `name`). The fields up to `service_group_id`
 /// have the names and meanings of Arktos' object; `resource` and the fields after it are kindred's.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataPartitionConfig {
     /// As on any Kubernetes object; ignored.
@@ -174,7 +175,7 @@ pub struct DataPartitionConfig {
 }
 
 /// The supported subset of Kubernetes' object metadata.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Metadata {
     /// Unique among all partitions.
@@ -184,7 +185,7 @@ pub struct Metadata {
     pub resource_version: Option<String>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RingConfig {
     /// The stores that share the buckets.
@@ -192,7 +193,7 @@ pub struct RingConfig {
 }
 
 /// What a Kind's writes survive, weakest first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
     /// Writes survive only a clean stop of the process.

@@ -1,14 +1,17 @@
 //! The admin port: probes, metrics, and the API over stores, partitions, moves and snapshots.
 
 mod adoption;
+pub mod answers;
 mod api;
 pub mod changes;
+pub mod discovery;
 mod durability;
 mod heat;
 mod kinds;
 mod live;
 mod moves;
 pub mod objects;
+pub mod openapi;
 pub mod page;
 mod reconcile;
 pub mod replace;
@@ -121,6 +124,7 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
             }),
         )
         .route("/api/v1/failover", post(failover))
+        .merge(discovery::routes(&mover))
         .merge(api::routes(&mover, &drain))
         .merge(verbs::routes(&mover))
         .merge(moves::routes(&mover.keeper))
@@ -280,6 +284,7 @@ fn durability(routing: &Routing, store: &Store) -> Value {
     let unmet = told.unmet.iter().filter(serves).map(|unmet| {
         json!({
             "kind": String::from_utf8_lossy(&unmet.prefix),
+            "resource": routes.scheme().kind_prefix(&unmet.prefix).map(|kind| routes.scheme().name_of(&kind)),
             "wanted": words_of_mode(unmet.wanted), "has": words_of_mode(unmet.has), "reason": unmet.reason,
         })
     });
@@ -293,6 +298,7 @@ fn list_partitions(routing: &Routing) -> Value {
             "start": partition.start().to_string(),
             "end": partition.end().map(ToString::to_string),
             "kind": partition.kind.as_ref().map(|kind| kind.as_key().to_string()),
+            "resource": partition.kind.as_ref().map(|kind| routes.scheme().name_of(kind)),
             "stores": partition.placement.stores().into_iter().map(|store| routes.store_name(store)).collect::<Vec<_>>(),
             "ring": partition.placement.single().is_none(),
             "epoch": partition.epoch.0,

@@ -10,7 +10,8 @@ use kindred_partition_config::errors::Errors;
 use kindred_partition_config::ids::{ClusterId, Lineage, Slot, StoreName, parse_cluster_id};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::{KindredConfig, StoreType};
-use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+use kindred_partition_config::parse::DEFAULT_CONFIG;
+use kindred_partition_config::shape;
 use kindred_partition_config::validate::validate;
 use kindred_router_core::admission::Limits;
 use kindred_router_core::consistent_read::RevisionScope;
@@ -19,6 +20,7 @@ use kindred_router_core::store::{StoreIx, StoreKind};
 use kindred_transport::address::Scheme;
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
+use kindred_transport::logging::Format;
 use kindred_transport::network::Network;
 use kindred_transport::tls::{ClientTls, EtcdTlsArgs, MetaTlsArgs, ServerTls, ServerTlsArgs, StoreTlsArgs};
 use kindred_transport::who::Secret;
@@ -117,6 +119,9 @@ pub struct Args {
     /// error, warn, info, debug, trace, or a filter.
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: String,
+    /// Form of the log on standard error: json has an object a line.
+    #[arg(long, value_enum, value_name = "text|json", hide_possible_values = true, default_value = "text")]
+    pub log_format: Format,
     /// TLS towards clients.
     #[command(flatten)]
     pub tls: ServerTlsArgs,
@@ -330,7 +335,18 @@ impl Args {
             Some(path) => errors.keep(std::fs::read_to_string(path).map_err(|error| named(&error)))?,
             None => DEFAULT_CONFIG.to_owned(),
         };
-        let mut config = errors.keep(parse_config(&text).map_err(|error| named(&error)))?;
+        let mut reading = errors.keep(shape::read::<KindredConfig>(&text).map_err(|error| named(&error)))?;
+        if !reading.errors.is_empty() {
+            let meaning = reading.value.as_ref().and_then(|config| validate(config).err());
+            reading.add(meaning.into_iter().flatten());
+        }
+        let mut config = match reading.whole() {
+            Ok(config) => config,
+            Err(wrong) => {
+                errors.extend(wrong.iter().map(|error| named(&error)));
+                return None;
+            }
+        };
         if let Some(prefix) = &self.etcd_prefix {
             config.etcd_prefix.clone_from(prefix);
         }

@@ -1,6 +1,9 @@
 //! `kindred-router`: one etcd endpoint over many stores.
 
+use std::process::ExitCode;
+
 use clap::Parser;
+use kindred_transport::logging;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -13,6 +16,15 @@ struct Cli {
     args: kindred_router::config::Args,
 }
 
-fn main() -> anyhow::Result<()> {
-    kindred_router::run::run(&Cli::parse().args)
+fn main() -> ExitCode {
+    match kindred_router::run::run(&Cli::parse().args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            #[allow(clippy::print_stderr)]
+            {
+                eprintln!("{}", logging::last_words("kindred-router", &format!("{error:#}")));
+            }
+            ExitCode::FAILURE
+        }
+    }
 }

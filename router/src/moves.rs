@@ -143,7 +143,8 @@ impl Moves {
             let (id, live) = (due.record.id, self.live());
             match Claims::claim(&live, &self.mover.identity.name, &due, lease).await {
                 Ok(true) => {
-                    tracing::info!(move_id = id.0, phase = ?due.record.phase, "this router coordinates a move");
+                    let (kind, phase) = (&due.record.kind, due.record.phase);
+                    tracing::info!(move_id = id.0, kind, ?phase, "this router coordinates a move");
                     self.claims.began(id);
                     let runner = Runner::new(self, due.record, due.version, lease);
                     let task = self.running.spawn(runner.run()).id();

@@ -9,6 +9,7 @@ use kindred_partition_config::ids::fnv;
 use kindred_partition_config::state::ClusterState;
 use kindred_recipes::Recipes;
 use kindred_transport::admin::AdminGuard;
+use kindred_transport::logging::Process;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
 use kindred_transport::server::Served;
@@ -39,7 +40,8 @@ const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
 /// When the configuration is wrong, or an address cannot be bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
-    let _logging = logging::begin(&args.log_level).context("--log-level")?;
+    let process = Process { kind: "router", name: Some(args.name.clone()) };
+    let _logging = logging::begin(&args.log_level, args.log_format, process).context("--log-level")?;
     kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;

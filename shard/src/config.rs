@@ -11,6 +11,7 @@ use kindred_partition_config::{
 use kindred_transport::{
     address::{Endpoint, ListenAddr},
     admin::AdminArgs,
+    logging::Format,
     network::Network,
     tls::{ServerTlsArgs, StandbyTlsArgs},
     who::{Routers, Secret},
@@ -164,6 +165,9 @@ pub struct Options {
     /// error, warn, info, debug, trace, or a filter [default: info].
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// Form of the log on standard error: json has an object a line [default: text].
+    #[arg(long, value_enum, value_name = "text|json", hide_possible_values = true)]
+    pub log_format: Option<Format>,
 }
 
 /// How revisions are assigned.
@@ -220,6 +224,7 @@ pub struct Settings {
     pub starting: Starting,
     pub threads: usize,
     pub log_level: String,
+    pub log_format: Format,
     pub tls: ServerTlsArgs,
     pub admin: AdminArgs,
     /// The store's identity, instead of the one in the data directory; set only by an embedding program.
@@ -325,6 +330,7 @@ impl Options {
             quota: self.quota.or(file.quota),
             threads: self.threads.or(file.threads),
             log_level: self.log_level.or(file.log_level),
+            log_format: self.log_format.or(file.log_format),
         }
     }
 
@@ -460,6 +466,7 @@ impl Options {
             starting: Starting::default(),
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
+            log_format: self.log_format.unwrap_or_default(),
             tls,
             admin,
             identity: None,

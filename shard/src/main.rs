@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use kindred_transport::logging;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
         Err(error) => {
             #[allow(clippy::print_stderr)]
             {
-                eprintln!("kindred-shard: {error:#}");
+                eprintln!("{}", logging::last_words("kindred-shard", &format!("{error:#}")));
             }
             ExitCode::FAILURE
         }

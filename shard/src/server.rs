@@ -22,7 +22,7 @@ use kindred_transport::{
     admin::for_clients,
     connect::{ConnectOptions, Connector},
     listener::{ListenOptions, Listener},
-    logging::{self, Logging},
+    logging::{self, Format, Logging, Process},
     network::Network,
     serve::{Drain, Drained},
     server::{self, Served},
@@ -76,7 +76,8 @@ const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 /// When it cannot start.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let settings = Settings::resolve(args)?;
-    let _logging = begin_logging(&settings.log_level)?;
+    let process = Process { kind: "shard", name: Some(settings.name.clone()) };
+    let _logging = begin_logging(&settings.log_level, settings.log_format, process)?;
     if settings.reclaim {
         return reclaim(&settings);
     }
@@ -110,8 +111,9 @@ fn reclaim(settings: &Settings) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the level is not a valid filter.
-pub fn begin_logging(level: &str) -> anyhow::Result<Logging> {
-    logging::begin(level).with_context(|| format!("log-level: {level:?} is not a level or filter"))
+pub fn begin_logging(level: &str, format: Format, process: Process) -> anyhow::Result<Logging> {
+    logging::begin(level, format, process)
+        .with_context(|| format!("log-level: {level:?} is not a level or filter"))
 }
 
 pub struct Running {

@@ -23,6 +23,7 @@ mod many_units;
 mod meta;
 mod moves;
 mod observed;
+mod openapi;
 mod ops;
 mod quota;
 mod replace;

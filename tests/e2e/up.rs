@@ -62,6 +62,134 @@ fn f43_the_log_of_an_up_names_the_process_of_each_line() {
 }
 
 #[test]
+fn every_line_of_a_json_log_is_an_object_that_names_its_process() {
+    scenario::run("every_line_of_a_json_log_is_an_object_that_names_its_process", LIMIT, |dir| async move {
+        let flags = [config(&dir)?, "--log-format=json".to_owned()];
+        let mut up = Up::start(&dir, "up", &flags).await?;
+        let log = dir.join("up.err.log");
+        let processes = [("shard", "meta"), ("shard", "main"), ("router", "router")];
+        let read = || -> anyhow::Result<Vec<serde_json::Value>> {
+            let text = fs::read_to_string(&log)?;
+            // The last line may be on its way.
+            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let parsed =
+                whole.lines().map(|line| serde_json::from_str(line).with_context(|| line.to_owned()));
+            parsed.collect()
+        };
+        wait_for("a line of each process", LOG_WITHIN, || async {
+            let lines = read()?;
+            let said = |(process, name): &(&str, &str)| {
+                lines.iter().any(|line| line["process"] == *process && line["name"] == *name)
+            };
+            Ok(processes.iter().all(said).then_some(()))
+        })
+        .await?;
+        // What a process prints beside its log is a line of JSON too.
+        let killed = up.shard_pid("main")?.to_string();
+        ensure!(Command::new("kill").args(["-KILL", &killed]).status()?.success());
+        wait_for("the end of a shard in the log", LOG_WITHIN, || async {
+            let ended = |line: &serde_json::Value| {
+                line["process"] == "up"
+                    && line["message"].as_str().is_some_and(|text| text.contains("shard main ended"))
+            };
+            Ok(read()?.iter().any(ended).then_some(()))
+        })
+        .await?;
+        up.process.stop().await?;
+        for line in read()? {
+            for field in ["time", "level", "process", "message"] {
+                ensure!(line[field].is_string(), "{field}: {line}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn flags_of_processes_come_from_the_file_and_what_is_wrong_is_told_at_once() {
+    scenario::run("flags_of_processes", LIMIT, |dir| async move {
+        let file = dir.join("flags.yaml");
+        let path = format!("--config={}", file.display());
+        let wrong = format!(
+            "{CONFIG}up:\n  shard: {{listen: 'x', no-such: 1}}\n  router: {{data-dir: d, threads: 2}}\n  stores: {{nix: {{threads: 2}}}}\n"
+        );
+        fs::write(&file, wrong)?;
+        let folder = format!("--data-dir={}", dir.join("wrong").display());
+        let refused =
+            kindred(&["up", &path, &folder, "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"])?.output()?;
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(!refused.status.success());
+        for field in [
+            "up.shard.listen: `kindred up` gives",
+            "up.shard.no-such: ",
+            "up.router.data-dir: ",
+            "up.router.threads: ",
+            "up.stores.nix: ",
+        ] {
+            ensure!(said.contains(field), "{field}: {said}");
+        }
+        // Values are checked by the processes' own parsers, before any process starts.
+        for (section, field) in [
+            ("shard: {max-txn-ops: many}", "up.shard"),
+            ("shard: {quota: x}", "up.shard"),
+            ("stores: {main: {max-txn-ops: many}}", "up.stores.main"),
+            ("router: {reverse-window: soon}", "up.router"),
+            ("meta: {checkpoint-bytes: -1}", "up.meta"),
+        ] {
+            fs::write(&file, format!("{CONFIG}up:\n  {section}\n"))?;
+            let refused =
+                kindred(&["up", &path, &folder, "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"])?.output()?;
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            ensure!(!refused.status.success() && said.contains(&format!("{field}: ")), "{section}: {said}");
+            ensure!(!dir.join("wrong/meta").exists(), "a process was started");
+        }
+        fs::write(
+            &file,
+            format!(
+                "{CONFIG}up:\n  shard: {{max-txn-ops: 256, threads: 2}}\n  stores: {{main: {{max-txn-ops: 512}}}}\n"
+            ),
+        )?;
+        let up = Up::start(&dir, "up", &[path]).await?;
+        let words = fs::read_to_string(format!("/proc/{}/cmdline", up.shard_pid("main")?))?;
+        let words: Vec<&str> = words.split('\0').collect();
+        ensure!(words.contains(&"--max-txn-ops=512") && words.contains(&"--threads=2"), "{words:?}");
+        report("e2e up flags");
+        Ok(())
+    });
+}
+
+#[test]
+fn all_that_is_wrong_with_a_file_is_told_at_once() {
+    scenario::run("all_that_is_wrong_with_a_file", LIMIT, |dir| async move {
+        let file = dir.join("wrong.yaml");
+        let text = "default: nope\nstores:\n- {name: a, slot: 1, colour: red}\n- {name: b, slot: x}\n- {name: c, slot: 5000}\n\
+                    partitions:\n- {metadata: {name: p}, resource: pdos, serviceGroupId: a}\n- {metadata: {name: q}, resource: pods, serviceGroupID: a}\n";
+        let errors = [
+            "stores[0].colour: ",
+            "stores[1].slot: ",
+            "stores[2].slot: slot 5000",
+            "default: there is no store \"nope\"",
+            "partitions[0].resource: Kubernetes has no \"pdos\"",
+            "partitions[1].serviceGroupID: ",
+        ];
+        let path = file.display().to_string();
+        fs::write(&file, text)?;
+        let folder = format!("--data-dir={}", dir.join("x").display());
+        let up = ["up", "--config", &path, &folder, "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"];
+        let router = ["router", "--config", &path, "--listen=127.0.0.1:0", "--admin=127.0.0.1:0"];
+        for words in [&up[..], &router[..]] {
+            let refused = kindred(words)?.output()?;
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            ensure!(!refused.status.success());
+            for error in errors {
+                ensure!(said.contains(error), "kindred {}: {error}: {said}", words[0]);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn f43_a_second_up_on_the_same_ports_leaves_nothing_behind() {
     scenario::run("f43_a_second_up_on_the_same_ports_leaves_nothing_behind", LIMIT, |dir| async move {
         let up = Up::start(&dir, "up", &[config(&dir)?]).await?;
@@ -89,14 +217,20 @@ fn f43_a_reader_that_has_gone_ends_a_command_quietly() {
     scenario::run("f43_a_reader_that_has_gone_ends_a_command_quietly", LIMIT, |dir| async move {
         let up = Up::start(&dir, "up", &[config(&dir)?]).await?;
         let admin = format!("http://{}", up.admin);
-        let commands: [&[&str]; 9] = [
+        let commands: [&[&str]; 15] = [
             &["completion", "bash"],
+            &["version"],
+            &["version", "--router", &admin],
+            &["get", "--admin", &admin],
+            &["get", "moves", "-o", "json", "--admin", &admin],
+            &["get", "partitions", "--admin", &admin],
+            &["verify", "--admin", &admin],
             &["completion", "zsh"],
             &["--help"],
             &["up", "--help"],
             &["health", "--admin", &admin],
             &["status", "--admin", &admin],
-            &["get", "datapartitionconfigs", "--admin", &admin],
+            &["get", "servicegroups", "--admin", &admin],
             &["store", "list", "-o", "yaml", "--admin", &admin],
             &["reconcile", "--admin", &admin],
         ];

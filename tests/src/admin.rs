@@ -47,10 +47,27 @@ impl Admin {
     /// # Errors
     /// If there is no answer in time, or the answer is not HTTP.
     pub async fn ask(&self, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+        self.ask_for(method, path, "*/*", body).await
+    }
+
+    /// The same, for an answer of this media type.
+    ///
+    /// # Errors
+    /// If there is no answer in time, or the answer is not HTTP.
+    pub async fn ask_for(
+        &self,
+        method: &str,
+        path: &str,
+        accept: &str,
+        body: &str,
+    ) -> anyhow::Result<(u16, String)> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = format!("{scheme}://{}", self.address).parse()?;
         let mut stream = Connector::with_tls(self.tls.clone()).connect(&endpoint).await?;
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.address);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAccept: {accept}\r\n",
+            self.address
+        );
         stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).await?;
         let mut answer = String::new();
         tokio::time::timeout(ANSWER_LIMIT, stream.read_to_string(&mut answer)).await??;

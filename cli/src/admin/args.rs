@@ -11,7 +11,7 @@ use super::backup::args::{BackupArgs, RestoreArgs, Through};
 /// The commands of the admin API.
 #[derive(Debug, Subcommand)]
 pub enum AdminCommand {
-    /// Show objects: partition configs, stores, moves, partitions.
+    /// Show objects: partition configs, stores, moves, partitions. Without a type, show the types.
     Get(GetArgs),
     /// Create or update the objects of a file, all or none. Kinds whose store changes are moved while they are in
     /// use.
@@ -39,6 +39,8 @@ pub enum AdminCommand {
     Trace(TraceArgs),
     /// Add, replace, remove or list stores.
     Store(StoreArgs),
+    /// Show the version of this program, its commit and compiler; with --router also a router's and its stores'.
+    Version(VersionArgs),
     /// Compare the map with what the stores own and show the differences; repair them with --apply. For a meta
     /// store that has lost data.
     Reconcile(ReconcileArgs),
@@ -169,9 +171,9 @@ pub struct Run {
 
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// The type of the objects.
+    /// The type of the objects; all types are listed unless given.
     #[arg(value_enum)]
-    pub resource: Resource,
+    pub resource: Option<Resource>,
     /// The name of one object; all unless given.
     pub name: Option<String>,
     /// Output format.
@@ -352,6 +354,20 @@ pub struct StatusArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct VersionArgs {
+    /// Also ask this router's admin port, or without a URL the one that other commands ask.
+    #[arg(long, value_name = "URL")]
+    #[expect(clippy::option_option, reason = "clap's form of a flag with an optional value")]
+    pub router: Option<Option<String>>,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+    /// The router to ask.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+#[derive(Debug, Args)]
 pub struct ReconcileArgs {
     /// Repair the differences. The only copy of any data is never dropped.
     #[arg(long)]
@@ -428,6 +444,9 @@ pub struct StandbyAdd {
     /// Do not wait until the standby has everything.
     #[arg(long)]
     pub no_wait: bool,
+    /// How long to wait, as 90s or 10m; then exit with 5, and the routers go on.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", conflicts_with = "no_wait")]
+    pub timeout: Duration,
     /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
@@ -515,6 +534,9 @@ pub struct StoreAdd {
     /// Do not wait until the store can be reached.
     #[arg(long)]
     pub no_wait: bool,
+    /// How long to wait, as 90s or 10m; then exit with 5, and the store stays added.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s", conflicts_with = "no_wait")]
+    pub timeout: Duration,
     /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,
@@ -539,6 +561,9 @@ pub struct StoreReplace {
     /// Do not wait until the new store has opened.
     #[arg(long)]
     pub no_wait: bool,
+    /// How long to wait, as 90s or 10m; then exit with 5, and the store stays replaced.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", conflicts_with = "no_wait")]
+    pub timeout: Duration,
     /// The router to ask.
     #[command(flatten)]
     pub connect: Connect,

@@ -15,7 +15,7 @@ pub enum Failure {
     /// 4: a move was aborted.
     #[error("{0}")]
     Aborted(String),
-    /// 5: the command stopped waiting; the move continues.
+    /// 5: the command stopped waiting; what it began continues.
     #[error("{0}")]
     StillRunning(String),
 }
@@ -35,10 +35,10 @@ impl Failure {
 
 /// The description of exit statuses in `kindred --help`.
 pub const EXIT_STATUS: &str = "\
-Exit status of get, apply, delete, edit, plan, move, split, merge, drain, status, store, reconcile, backup and restore:
-  0  done
-  1  refused or failed; nothing was changed unless the message says so
+Exit status of the commands that talk to a router:
+  0  done; health: ready
+  1  refused or failed; nothing was changed unless the message says so; health: not ready
   2  the command line or a file cannot be understood
   3  no router, or no meta store, can be reached
   4  the move was aborted: everything is where it was
-  5  the wait ended before the move (--timeout, Ctrl-C); the move goes on";
+  5  the wait ended first (--timeout, Ctrl-C); what was begun goes on";

@@ -299,7 +299,8 @@ async fn f43_a_store_is_waited_for_and_that_is_said_at_once() {
     ])
     .await;
     let (ended, printed) = fake.run(&["store", "add", "pods2", "--local"]).await;
-    let waits = "waiting up to 30 s for `kindred up` to start it (--no-wait does not)\n";
+    let waits = "waiting up to 30 s for `kindred up` to start it (--no-wait does not)\n\
+                 it is not known to this router yet (0 s of 30 s)\nit is connecting (0 s of 30 s)\n";
     let expected = format!("store pods2 added, slot 6\n{waits}store pods2 is up at http://h:1\n");
     assert_eq!((ended, printed), (Ok(()), expected));
     assert_eq!(fake.asked()[0].1.get("endpoints"), None);
@@ -320,10 +321,11 @@ async fn f43_a_store_that_is_nowhere_is_given_up() {
     let client = Client::new(&address).unwrap();
     output::CAPTURED.take();
     let ended = store::wait_up(&client, "e", false, Duration::ZERO, "start it").await;
-    let waits = "waiting up to 0 s for it to answer the router at http://h:2 (--no-wait does not)\n";
+    let waits = "waiting up to 0 s for it to answer the router at http://h:2 (--no-wait does not)\n\
+                 it is down: refused (0 s of 0 s)\n";
     assert_eq!(output::CAPTURED.take(), waits);
     let why = "store e is known, but not up within 0 s: refused; start it";
-    assert_eq!(ended, Err(Failure::Refused(why.to_owned())));
+    assert_eq!(ended, Err(Failure::StillRunning(why.to_owned())));
 }
 
 #[tokio::test]
@@ -367,11 +369,11 @@ async fn the_state_of_a_cluster() {
         "endpoints": ["http://h:1"], "lastError": null }] });
     let map = json!({ "generation": 3, "partitions": [
         { "start": "", "end": "/registry/pods/m", "kind": null, "stores": ["default"], "ring": false, "epoch": 1 },
-        { "start": "/registry/pods/m", "end": "/registry/pods0", "kind": "/registry/pods/", "stores": ["pods"],
-          "ring": false, "epoch": 2 },
+        { "start": "/registry/pods/m", "end": "/registry/pods0", "kind": "/registry/pods/", "resource": "pods",
+          "stores": ["pods"], "ring": false, "epoch": 2 },
         { "start": "/registry/pods0", "end": null, "kind": null, "stores": ["default"], "ring": false, "epoch": 1 },
     ] });
-    let kind = |kind: &str, mode: &str, keys: u64, bytes: Option<u64>| json!({ "kind": kind, "mode": mode, "keys": keys, "notDurableBytes": bytes, "notDurableMillis": bytes.map(|_| 4) });
+    let kind = |kind: &str, mode: &str, keys: u64, bytes: Option<u64>| json!({ "kind": kind, "resource": kind.split('/').nth(2), "mode": mode, "keys": keys, "notDurableBytes": bytes, "notDurableMillis": bytes.map(|_| 4) });
     let durability = json!({ "stores": [
         { "store": "pods", "kinds": [kind("/registry/pods/", "buffered", 2000, Some(12 << 10)), kind("", "fsync", 3, None)],
           "logs": [{ "mode": "buffered", "walBytes": 1 << 20, "failing": "no space left" }], "checkpoint": null },
@@ -393,13 +395,13 @@ async fn the_state_of_a_cluster() {
     let (_, printed) = fake.run(&["status"]).await;
     for part in [
         "Problem: the map is wrong\n\n",
-        "/registry/pods/     pods     buffered   2,000     12.0 KiB of the last 4.0 ms   1.0 MiB",
-        "<all else>          pods     fsync      3         nothing",
-        "/registry/events/   events   none       9         everything",
+        "pods         pods     buffered   2,000     12.0 KiB of the last 4.0 ms   1.0 MiB",
+        "<all else>   pods     fsync      3         nothing",
+        "events       events   none       9         everything",
         "Store pods cannot write its log of mode buffered: no space left\n",
-        "                    gone     unknown    unknown   no answer in time",
+        "             gone     unknown    unknown   no answer in time",
         "pods    shard   4      up",
-        "Map 3\nKIND              FROM   UP TO    STORES    EPOCH\n/registry/pods/   m      <open>   pods      2\n",
+        "Map 3\nKIND         FROM   UP TO    STORES    EPOCH\npods         m      <open>   pods      2\n",
         "MOVE   KIND   FROM   TO      PHASE     GOAL    ROUTER\n7 ",
     ] {
         assert!(printed.contains(part), "{part}: {printed}");
@@ -407,6 +409,108 @@ async fn the_state_of_a_cluster() {
     let (ended, printed) = fake.run(&["status"]).await;
     assert_eq!(ended, Ok(()));
     assert!(printed.contains("Moves: no meta store\n"), "{printed}");
+}
+
+#[tokio::test]
+async fn what_can_be_got_is_listed_and_nothing_is_told() {
+    let index = json!({ "kind": "APIResourceList", "resources": [
+        { "name": "moves", "shortNames": [], "kind": "Move", "verbs": ["get", "list"] },
+        { "name": "partitions", "shortNames": ["map"], "kind": "Partition", "verbs": ["list"] },
+    ] });
+    let table = json!({ "kind": "Table", "columnDefinitions": [{ "name": "Move" }], "rows": [] });
+    let list = json!({ "kind": "MoveList", "items": [] });
+    let partition = |kind: Value, name: Value| json!({ "start": "a", "end": null, "kind": kind, "resource": name, "stores": ["s"], "ring": false, "epoch": 1 });
+    let map = json!({ "generation": 1, "partitions": [
+        partition(json!("/registry/apps/x/"), json!("x.apps")),
+        partition(Value::Null, Value::Null),
+        // A router of an earlier version.
+        { "start": "a", "end": null, "kind": "/registry/pods/", "stores": ["s"], "ring": false, "epoch": 1 },
+    ] });
+    let fake = Fake::start(&[
+        ("GET /api/v1", &[(200, index)]),
+        ("GET /api/v1/moves as a table", &[(200, table)]),
+        ("GET /api/v1/moves", &[(200, list)]),
+        ("GET /api/v1/partitions", &[(200, map)]),
+    ])
+    .await;
+    let (ended, printed) = fake.run(&["get"]).await;
+    assert_eq!(ended, Ok(()));
+    let expected = "NAME         SHORTNAMES   KIND        VERBS\n\
+                    moves                     Move        get,list\n\
+                    partitions   map          Partition   list\n";
+    assert_eq!(printed, expected);
+    assert!(fake.run(&["get", "-o", "json"]).await.1.contains("APIResourceList"));
+    // The message is on standard error.
+    assert_eq!(fake.run(&["get", "moves"]).await, (Ok(()), String::new()));
+    assert!(fake.run(&["get", "moves", "-o", "yaml"]).await.1.contains("MoveList"));
+    let (_, printed) = fake.run(&["get", "map"]).await;
+    let kinds: Vec<_> = printed.lines().map(|line| line.split("   ").next().unwrap()).collect();
+    assert_eq!(kinds, ["KIND", "x.apps", "<all else>", "/registry/pods/"], "{printed}");
+}
+
+#[tokio::test]
+async fn versions_of_this_program_and_of_servers() {
+    let store = json!({ "name": "pods", "type": "shard", "version": "0.0.9", "state": "up" });
+    let away = json!({ "name": "old", "type": "etcd", "version": null, "state": "down" });
+    let router =
+        json!({ "name": "r", "version": "0.1.0", "commit": "abc", "rustc": "unknown", "target": "unknown" });
+    let fake = Fake::start(&[(
+        "GET /api/v1/version",
+        &[(200, json!({ "router": router, "stores": [store.clone(), away] }))],
+    )])
+    .await;
+    let own = format!("kindred {}\ncommit: ", env!("CARGO_PKG_VERSION"));
+    let (ended, printed) = fake.run(&["version"]).await;
+    assert_eq!((ended, printed.starts_with(&own), printed.lines().count()), (Ok(()), true, 4), "{printed}");
+    assert_eq!(fake.asked(), [], "nobody is asked without --router");
+    for words in [&["version", "--router"][..], &["version", "--router", &fake.url.clone()]] {
+        let (ended, printed) = fake.run(words).await;
+        assert_eq!(ended, Ok(()));
+        let table = "PROCESS   NAME   VERSION   COMMIT   STATE\n\
+                     router    r      0.1.0     abc\n\
+                     shard     pods   0.0.9              up\n\
+                     etcd      old    unknown            down\n";
+        assert!(printed.starts_with(&own) && printed.ends_with(table), "{printed}");
+    }
+    let (_, printed) = fake.run(&["version", "--router", "-o", "json"]).await;
+    let all: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(
+        (&all["client"]["version"], &all["router"]["commit"]),
+        (&json!(env!("CARGO_PKG_VERSION")), &json!("abc"))
+    );
+    // A router of an earlier version tells its stores'.
+    let earlier = Fake::start(&[("GET /api/v1/stores", &[(200, json!({ "stores": [store] }))])]).await;
+    let (ended, printed) = earlier.run(&["version", "--router"]).await;
+    assert_eq!(ended, Ok(()));
+    assert!(printed.contains("unknown") && printed.contains("0.0.9"), "{printed}");
+    // Its own version is told even if nobody answers.
+    let (ended, printed) = run("http://127.0.0.1:1", &["version", "--router"]).await;
+    assert_eq!((ended.unwrap_err().code(), printed.lines().count()), (3, 4));
+}
+
+#[tokio::test]
+async fn health_says_by_its_exit_status_whether_the_router_is_ready() {
+    let health = async |url: &str| {
+        let Command::Health(args) =
+            Cli::try_parse_from(["kindred", "health", "--admin", url]).unwrap().command
+        else {
+            panic!("health is a command of its own");
+        };
+        crate::health::run(&args).await
+    };
+    let ready = (200, json!("[+]stores ok"));
+    let not = (503, json!("[-]stores failed"));
+    let fake = Fake::start(&[("GET /readyz?verbose", &[ready, not, refusal(401, "say who you are")])]).await;
+    assert_eq!(health(&fake.url).await, Ok(()));
+    let failure = health(&fake.url).await.unwrap_err();
+    assert!(failure.code() == 1 && failure.to_string().contains("[-]stores failed"), "{failure}");
+    assert_eq!(health(&fake.url).await.unwrap_err().code(), 1);
+    assert_eq!(health("http://two words:1").await.unwrap_err().code(), 2);
+    assert_eq!(health("http://127.0.0.1:1").await.unwrap_err().code(), 3);
+    // One that takes the connection and says nothing.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    assert_eq!(health(&url).await.unwrap_err().code(), 3);
 }
 
 #[test]
@@ -432,6 +536,14 @@ fn command_lines() {
         "store replace a --local --force",
         "store replace a --endpoint http://h:1 --force --dry-run",
         "completion zsh",
+        "get",
+        "get -o json",
+        "version",
+        "version --router",
+        "version --router http://h:1 -o yaml",
+        "store add a --local --timeout 2m",
+        "store replace a --local --force --timeout 90s",
+        "store standby add a --endpoint http://h:1 --timeout 10m",
         "health",
     ] {
         assert!(parses(&line.split(' ').collect::<Vec<_>>()), "{line}");
@@ -453,6 +565,8 @@ fn command_lines() {
         "store replace a --force",
         "store replace a --local --endpoint http://h:1",
         "move pods --to b --timeout soon",
+        "store add a --local --timeout 2m --no-wait",
+        "version --router --admin",
         "status --admin a --context b",
     ] {
         assert!(!parses(&line.split(' ').collect::<Vec<_>>()), "{line}");

@@ -14,14 +14,36 @@ use super::{
 };
 
 pub async fn get(client: &Client, args: &GetArgs) -> Result<(), Failure> {
-    if args.resource == Resource::Partitions {
-        return partitions(client, args).await;
-    }
-    let mut path = format!("/api/v1/{}", args.resource.plural());
+    let resource = match args.resource {
+        None => return types(client, args).await,
+        Some(Resource::Partitions) => return partitions(client, args).await,
+        Some(resource) => resource,
+    };
+    let mut path = format!("/api/v1/{}", resource.plural());
     if let Some(name) = &args.name {
         path = format!("{path}/{}", escaped(name));
     }
     show(client, &path, args.output).await
+}
+
+/// Shows the types of objects, as `kubectl api-resources` does.
+async fn types(client: &Client, args: &GetArgs) -> Result<(), Failure> {
+    let value = client.get("/api/v1", Form::Objects).await?;
+    if args.output != Output::Table {
+        return output::print(&output::rendered(&value, args.output)?);
+    }
+    let mut table = Table::new(&["name", "shortnames", "kind", "verbs"]);
+    let listed =
+        |value: &Value| value.as_array().into_iter().flatten().map(text).collect::<Vec<_>>().join(",");
+    for resource in value["resources"].as_array().into_iter().flatten() {
+        table.row(vec![
+            text(&resource["name"]),
+            listed(&resource["shortNames"]),
+            text(&resource["kind"]),
+            listed(&resource["verbs"]),
+        ]);
+    }
+    output::print(&table.render())
 }
 
 async fn partitions(client: &Client, args: &GetArgs) -> Result<(), Failure> {
@@ -37,11 +59,12 @@ async fn partitions(client: &Client, args: &GetArgs) -> Result<(), Failure> {
 
 #[must_use]
 pub fn map(value: &Value) -> Table {
-    let mut table = Table::new(&["start", "end", "stores", "ring", "epoch"]);
+    let mut table = Table::new(&["kind", "start", "end", "stores", "ring", "epoch"]);
     for partition in value["partitions"].as_array().into_iter().flatten() {
         let stores = partition["stores"].as_array().into_iter().flatten().map(text);
         let end = partition["end"].as_str().map_or("<open>".to_owned(), str::to_owned);
         table.row(vec![
+            output::kind(partition),
             text(&partition["start"]),
             end,
             stores.collect::<Vec<_>>().join(","),

@@ -24,6 +24,12 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Whether there is no row.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Reads the API's answer to `as=Table`.
     #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
@@ -60,6 +66,17 @@ pub fn text(value: &Value) -> String {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     }
+}
+
+/// What tables call the keys that no configured Kind has.
+pub const ALL_ELSE: &str = "<all else>";
+
+/// The name of the Kind of a partition or of a row about durability, which every command shows in the same way. Routers of
+/// earlier versions tell only the prefix of its keys.
+#[must_use]
+pub fn kind(of: &Value) -> String {
+    let named = of["resource"].as_str().or(of["kind"].as_str()).filter(|name| !name.is_empty());
+    named.unwrap_or(ALL_ELSE).to_owned()
 }
 
 #[cfg(test)]

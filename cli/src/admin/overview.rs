@@ -83,8 +83,7 @@ fn unmet(value: &Value) -> String {
     for store in value["stores"].as_array().into_iter().flatten() {
         let (name, durability) = (text(&store["name"]), &store["durability"]);
         for unmet in durability["unmet"].as_array().into_iter().flatten() {
-            let kind = text(&unmet["kind"]);
-            let kind = if kind.is_empty() { "<all else>".to_owned() } else { kind };
+            let kind = output::kind(unmet);
             let [wanted, has, reason] = ["wanted", "has", "reason"].map(|field| text(&unmet[field]));
             lines += &format!("Store {name} keeps {kind} as {has}, not {wanted}: {reason}\n");
         }
@@ -130,9 +129,8 @@ fn losses(value: &Value, now: SystemTime) -> Table {
             let finished = store["checkpoint"]["finishedAt"].as_u64().filter(|_| log.is_some());
             let ago = finished
                 .map(|at| now.duration_since(UNIX_EPOCH + Duration::from_secs(at)).unwrap_or_default());
-            let prefix = text(&kind["kind"]);
             table.row(vec![
-                if prefix.is_empty() { "<all else>".to_owned() } else { prefix },
+                output::kind(kind),
                 text(&store["store"]),
                 mode,
                 kind["keys"].as_u64().map(count).unwrap_or_default(),
@@ -175,14 +173,14 @@ fn by_kind(map: &Value) -> Table {
         let up_to = name(&partition["end"]).filter(|name| !name.is_empty());
         let open = |name: String| if name.is_empty() { "<open>".to_owned() } else { name };
         table.row(vec![
-            kind.to_owned(),
+            output::kind(partition),
             open(from),
             open(up_to.unwrap_or_default()),
             stores.join(","),
             text(&partition["epoch"]),
         ]);
     }
-    table.row(vec!["<all else>".to_owned(), String::new(), String::new(), rest.join(","), String::new()]);
+    table.row(vec![output::ALL_ELSE.to_owned(), String::new(), String::new(), rest.join(","), String::new()]);
     table
 }
 

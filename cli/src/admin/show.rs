@@ -14,6 +14,12 @@ pub async fn show(client: &Client, path: &str, output: Output) -> Result<(), Fai
     }
     let value = client.get(path, Form::Table).await?;
     match Table::of(&value) {
+        // As kubectl does: scripts that read the table find nothing, and people are told.
+        Some(table) if table.is_empty() => {
+            let plural = path.rsplit('/').next().unwrap_or(path);
+            output::print_error(&format!("No {plural} found."));
+            Ok(())
+        }
         Some(table) => output::print(&table.render()),
         None => Err(Failure::Refused("the router answered with no table; try -o json".to_owned())),
     }

@@ -1,6 +1,6 @@
 //! `kindred store standby` and `kindred store failover`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
@@ -10,11 +10,8 @@ use super::{
     client::{Client, Form, escaped},
     failure::Failure,
     output::{self, Table, text},
+    store::Waiting,
 };
-
-/// The time in which a standby usually has a copy. A larger store needs longer, and the routers do not stop waiting.
-const IN_SYNC_WITHIN: Duration = Duration::from_secs(60);
-const LOOK: Duration = Duration::from_millis(100);
 
 pub async fn run(client: &Client, command: &StandbyCommand) -> Result<(), Failure> {
     match command {
@@ -53,12 +50,12 @@ async fn add(client: &Client, args: &StandbyAdd) -> Result<(), Failure> {
     if args.no_wait {
         return Ok(());
     }
-    wait_in_sync(client, &args.name).await
+    wait_in_sync(client, &args.name, args.timeout).await
 }
 
 /// Waits until all standbys of a store have everything.
-async fn wait_in_sync(client: &Client, name: &str) -> Result<(), Failure> {
-    let began = Instant::now();
+async fn wait_in_sync(client: &Client, name: &str, within: Duration) -> Result<(), Failure> {
+    let mut waiting = Waiting::new(within);
     let mut told = false;
     loop {
         let stores = client.get("/api/v1/stores", Form::Objects).await?;
@@ -68,21 +65,20 @@ async fn wait_in_sync(client: &Client, name: &str) -> Result<(), Failure> {
         if asked && store["standbyTrouble"].is_null() {
             return output::print(&format!("all standbys of store {name} are in sync\n"));
         }
-        if began.elapsed() >= IN_SYNC_WITHIN {
-            let why = store["standbyTrouble"].as_str().unwrap_or("its members were not asked yet").to_owned();
-            return Err(Failure::Refused(format!(
-                "store {name} is known to have the standby, and it is not in sync after {} s: {why}; the routers go on, see \
-                 kindred status",
-                IN_SYNC_WITHIN.as_secs()
-            )));
-        }
+        let within = within.as_secs();
         if !std::mem::replace(&mut told, true) {
             output::print(&format!(
-                "waiting up to {} s until it has everything (--no-wait does not)\n",
-                IN_SYNC_WITHIN.as_secs()
+                "waiting up to {within} s until it has everything (--no-wait does not)\n"
             ))?;
         }
-        tokio::time::sleep(LOOK).await;
+        let why = store["standbyTrouble"].as_str().unwrap_or("its members were not asked yet");
+        waiting.tell(why)?;
+        if !waiting.goes_on().await {
+            return Err(Failure::StillRunning(format!(
+                "store {name} is known to have the standby, and it is not in sync after {within} s: {why}; the routers go on, see \
+                 kindred status"
+            )));
+        }
     }
 }
 

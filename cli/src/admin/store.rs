@@ -15,11 +15,12 @@ use super::{
     standby, verbs,
 };
 
-/// The time in which a new store must answer the router.
+/// The time in which a store must answer the router, where no flag says it.
 pub(super) const UP_WITHIN: Duration = Duration::from_secs(30);
-
-/// The same for a replacement store, which opens only after twice the maximum clock offset (R14).
-const OPEN_WITHIN: Duration = Duration::from_secs(60);
+/// The interval of polls.
+const EVERY: Duration = Duration::from_millis(200);
+/// The interval between lines while nothing changes.
+const LINE_EVERY: Duration = Duration::from_secs(5);
 
 pub async fn run(client: &Client, command: &StoreCommand) -> Result<(), Failure> {
     match command {
@@ -52,7 +53,7 @@ async fn add(client: &Client, args: &StoreAdd) -> Result<(), Failure> {
         return Ok(());
     }
     let what_to_do = "start it, or correct its endpoints by kindred edit servicegroups";
-    wait_up(client, &args.name, args.local, UP_WITHIN, what_to_do).await
+    wait_up(client, &args.name, args.local, args.timeout, what_to_do).await
 }
 
 async fn replace(client: &Client, args: &StoreReplace) -> Result<(), Failure> {
@@ -72,7 +73,7 @@ async fn replace(client: &Client, args: &StoreReplace) -> Result<(), Failure> {
         return Ok(());
     }
     let what_to_do = format!("start it empty, with --slot {slot} and --in-cluster");
-    wait_up(client, name, args.local, OPEN_WITHIN, &what_to_do).await
+    wait_up(client, name, args.local, args.timeout, &what_to_do).await
 }
 
 /// Says what the command waits for.
@@ -86,6 +87,57 @@ fn waits(store: &Value, local: bool, within: Duration) -> String {
     format!("waiting up to {} s for {for_what} (--no-wait does not)\n", within.as_secs())
 }
 
+/// The lines that are printed while a command waits: one when what it hears changes, and one every few seconds.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    began: Instant,
+    within: Duration,
+    heard: String,
+    line_at: Instant,
+}
+
+impl Waiting {
+    pub(super) fn new(within: Duration) -> Self {
+        let now = Instant::now();
+        Self { began: now, within, heard: String::new(), line_at: now }
+    }
+
+    /// The line to print after hearing this, if one is due.
+    fn line(&mut self, heard: &str, now: Instant) -> Option<String> {
+        let same = self.heard == heard;
+        if heard.is_empty() || (same && now.duration_since(self.line_at) < LINE_EVERY) {
+            return None;
+        }
+        heard.clone_into(&mut self.heard);
+        self.line_at = now;
+        let (waited, within) = (now.duration_since(self.began).as_secs(), self.within.as_secs());
+        Some(format!("{heard} ({waited} s of {within} s)\n"))
+    }
+
+    /// Prints the line that is due.
+    pub(super) fn tell(&mut self, heard: &str) -> Result<(), Failure> {
+        self.line(heard, Instant::now()).map_or(Ok(()), |line| output::print(&line))
+    }
+
+    /// Waits for the next poll. False when the time is over, or the user interrupts.
+    pub(super) async fn goes_on(&self) -> bool {
+        if self.began.elapsed() >= self.within {
+            return false;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => true,
+            interrupted = tokio::signal::ctrl_c() => interrupted.is_err(),
+        }
+    }
+}
+
+/// What a router says of a store that is not up.
+fn heard(store: &Value) -> String {
+    let state = store["state"].as_str().unwrap_or("not known to this router yet");
+    let why = store["lastError"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
+    format!("it is {state}{why}")
+}
+
 /// Waits until a router reports that a store is up.
 pub(super) async fn wait_up(
     client: &Client,
@@ -94,7 +146,7 @@ pub(super) async fn wait_up(
     within: Duration,
     what_to_do: &str,
 ) -> Result<(), Failure> {
-    let began = Instant::now();
+    let mut waiting = Waiting::new(within);
     let mut last = Value::Null;
     let mut told = false;
     loop {
@@ -112,16 +164,43 @@ pub(super) async fn wait_up(
             output::print(&waits(&last, local, within))?;
             told = true;
         }
-        if began.elapsed() >= within {
+        waiting.tell(&heard(&last))?;
+        if !waiting.goes_on().await {
             break;
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let why = last["lastError"].as_str().map(|why| format!(": {why}")).unwrap_or_default();
     let up = "is `kindred up` running this cluster? Its log says why a shard did not start";
     let what_to_do = if local { up } else { what_to_do };
-    Err(Failure::Refused(format!(
+    Err(Failure::StillRunning(format!(
         "store {name} is known, but not up within {} s{why}; {what_to_do}",
         within.as_secs()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_comes_when_something_changes_and_every_few_seconds() {
+        let mut waiting = Waiting::new(Duration::from_secs(30));
+        let after = |waiting: &Waiting, millis| waiting.began + Duration::from_millis(millis);
+        let mut lines = Vec::new();
+        for (millis, said) in [
+            (0, ""),
+            (200, "connecting"),
+            (400, "connecting"),
+            (5300, "connecting"),
+            (5400, "down"),
+            (5600, "down"),
+        ] {
+            let now = after(&waiting, millis);
+            lines.extend(waiting.line(said, now));
+        }
+        assert_eq!(
+            lines,
+            ["connecting (0 s of 30 s)\n", "connecting (5 s of 30 s)\n", "down (5 s of 30 s)\n"]
+        );
+    }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::Args;
 use kindred_partition_config::{ids::parse_cluster_id, model::UpConfig};
-use kindred_transport::{admin::AdminArgs, tls::ServerTlsArgs};
+use kindred_transport::{admin::AdminArgs, logging::Format, tls::ServerTlsArgs};
 
 use super::cluster::Cluster;
 
@@ -89,6 +89,9 @@ pub struct UpArgs {
     /// Log level: error, warn, info, debug, trace, or a filter such as `info,h2=warn`.
     #[arg(long, default_value = "info")]
     pub log_level: String,
+    /// Form of the log on standard error, also that of the processes: json has an object a line.
+    #[arg(long, value_enum, value_name = "text|json", hide_possible_values = true, default_value = "text")]
+    pub log_format: Format,
 }
 
 impl UpArgs {

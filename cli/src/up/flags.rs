@@ -21,9 +21,15 @@ pub enum Process {
 }
 
 /// Flags that only `kindred up` may set, with the alternative.
-const OF_SHARDS: [(&str, &str); 26] = [
+const OF_SHARDS: [(&str, &str); 33] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "shards listen on this machine alone"),
+    ("router-names", "certificates of the inner connections are made in the data directory"),
+    ("standby-cert-file", "certificates of the inner connections are made in the data directory"),
+    ("standby-key-file", "certificates of the inner connections are made in the data directory"),
+    ("standby-trusted-ca-file", "certificates of the inner connections are made in the data directory"),
+    ("standby-of", "see `kindred up --standbys`"),
+    ("reclaim", "it ends the process: run `kindred shard --reclaim` by hand"),
     ("admin-cert-file", "see the admin flags of `kindred up`"),
     ("admin-key-file", "see the admin flags of `kindred up`"),
     ("admin-client-ca-file", "see the admin flags of `kindred up`"),
@@ -42,6 +48,7 @@ const OF_SHARDS: [(&str, &str); 26] = [
     ("in-cluster", "always so"),
     ("etcd-prefix", "see `etcdPrefix` of the configuration"),
     ("log-level", "see `kindred up --log-level`"),
+    ("log-format", "see `kindred up --log-format`"),
     ("exit-with-parent", "always so"),
     ("cert-file", "see the TLS flags of `kindred up`"),
     ("key-file", "see the TLS flags of `kindred up`"),
@@ -53,7 +60,7 @@ const OF_SHARDS: [(&str, &str); 26] = [
 const OF_META: [(&str, &str); 2] =
     [("durability", "always fsync"), ("durability-of", "the meta store has one mode, fsync")];
 
-const OF_ROUTERS: [(&str, &str); 37] = [
+const OF_ROUTERS: [(&str, &str); 38] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "see `kindred up --insecure-listen`"),
     ("store-cert-file", "certificates of the inner connections are made in the data directory"),
@@ -81,6 +88,7 @@ const OF_ROUTERS: [(&str, &str); 37] = [
     ("etcd-prefix", "see `etcdPrefix` of the configuration"),
     ("threads", "see `kindred up --threads`"),
     ("log-level", "see `kindred up --log-level`"),
+    ("log-format", "see `kindred up --log-format`"),
     ("exit-with-parent", "always so"),
     ("cert-file", "see the TLS flags of `kindred up`"),
     ("key-file", "see the TLS flags of `kindred up`"),
@@ -180,14 +188,18 @@ fn of_store(section: &UpConfig, name: &str) -> Flags {
     flags
 }
 
+/// The field of the section that a shard's flags are told by.
+#[must_use]
+pub fn field_of(section: &UpConfig, name: &str) -> String {
+    if section.stores.contains_key(name) { format!("up.stores.{name}") } else { "up.shard".to_owned() }
+}
+
 /// The words for a shard.
 ///
 /// # Errors
 /// Those that [`check`] reports.
 pub fn of_shard(section: &UpConfig, name: &str) -> Result<Vec<String>, Errors<String>> {
-    let field =
-        if section.stores.contains_key(name) { format!("up.stores.{name}") } else { "up.shard".to_owned() };
-    words(&field, Process::Shard, &of_store(section, name))
+    words(&field_of(section, name), Process::Shard, &of_store(section, name))
 }
 
 /// The words for the meta store.
@@ -241,7 +253,7 @@ pub fn try_shard(words: &[String]) -> Result<(), String> {
     kindred_shard::config::Settings::resolve(parsed.shard.args).map(drop).map_err(|error| error.to_string())
 }
 
-/// The same for a router, as far as its files are not needed.
+/// The same for a router.
 ///
 /// # Errors
 /// The router's own error.
@@ -249,9 +261,10 @@ pub fn try_router(words: &[String]) -> Result<(), String> {
     #[derive(clap::Parser)]
     struct Router {
         #[command(flatten)]
-        _router: RouterCommand,
+        router: RouterCommand,
     }
-    <Router as clap::Parser>::try_parse_from(words).map(drop).map_err(|error| first_line(&error))
+    let parsed = <Router as clap::Parser>::try_parse_from(words).map_err(|error| first_line(&error))?;
+    parsed.router.args.settings().map(drop).map_err(|error| error.to_string())
 }
 
 fn first_line(error: &clap::Error) -> String {
@@ -368,6 +381,8 @@ mod tests {
         assert!(
             try_router(&words(&["router", "--revision-scope=all"])).unwrap_err().contains("--revision-scope")
         );
+        let none = try_router(&words(&["router", "--threads=0", "--meta=http://h:1"])).unwrap_err();
+        assert!(none.contains("--threads: 0 threads"), "{none}");
         assert!(try_router(&words(&["router", "--meta=http://h:1", "--meta-cache=f"])).is_ok());
     }
 }

@@ -192,6 +192,7 @@ pub fn meta(program: &Path, args: &UpArgs, listen: SocketAddr, tls: Option<&Inte
     flag("durability", "fsync".to_owned());
     flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("log-level", args.log_level.clone());
+    flag("log-format", args.log_format.word().to_owned());
     words.extend(flags::of_meta(&args.section).unwrap_or_default());
     also(&mut words, args, flags::META, listen);
     shard_tls(&mut words, tls);
@@ -307,6 +308,7 @@ pub fn shard(
     flag("etcd-prefix", prefix.to_owned());
     flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("log-level", args.log_level.clone());
+    flag("log-format", args.log_format.word().to_owned());
     words.push("--in-cluster".to_owned());
     words.extend(flags::of_shard(&args.section, &shard.name).unwrap_or_default());
     also(&mut words, args, &shard.name, listen);
@@ -379,6 +381,7 @@ pub fn router(
     flag("cluster-secret-file", secret_file(&args.data_dir).display().to_string());
     flag("threads", args.threads.to_string());
     flag("log-level", args.log_level.clone());
+    flag("log-format", args.log_format.word().to_owned());
     if let Some(urls) = &args.advertise_client_urls {
         flag("advertise-client-urls", urls.clone());
     }

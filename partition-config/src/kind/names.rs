@@ -239,6 +239,17 @@ pub fn suggest(name: &str) -> Option<String> {
         .map(|(_, known)| known.to_owned())
 }
 
+/// The known name that a misspelt one is most like, if it is much like one.
+#[must_use]
+pub fn nearest<'n>(name: &str, known: &[&'n str]) -> Option<&'n str> {
+    let (lower, most) = (name.to_ascii_lowercase(), (1 + name.len() / 4).min(3));
+    let distance = |known: &str| distance_within(&lower, &known.to_ascii_lowercase(), most);
+    let near = known.iter().filter_map(|known| Some((distance(known)?, *known)));
+    near.filter(|(distance, known)| *distance < known.len())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, known)| known)
+}
+
 /// `<resource>.<group>` for every built-in resource that has a group.
 fn full_names() -> &'static [String] {
     static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {

@@ -4,6 +4,7 @@
 //! The term grows with every change, and members refuse what an older term asks of them. So a request that was delayed
 //! cannot undo what came after it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{ClusterState, StoreState, refused, store_path};
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// The record of a store's members.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Members {
     pub term: Term,

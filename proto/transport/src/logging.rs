@@ -1,19 +1,91 @@
 //! The log of a process. A thread of its own writes the lines to standard error, from a bounded queue, so that a thread
 //! that serves never waits for whoever reads them. Lines for which the queue has no room are dropped and counted.
+//!
+//! Each line names the process: in front of a line of text, or in fields of a line of JSON ([`Format`]).
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
+
+mod lines;
+
+pub use lines::line;
 
 /// The maximum number of lines that wait to be written.
 const LINES_MAX: usize = 4096;
 
 static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
 static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
+static BEGUN: OnceLock<(Format, Process)> = OnceLock::new();
+static NAMED_BY_PARENT: AtomicBool = AtomicBool::new(false);
+
+/// The form of the lines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// One JSON object a line, with `time`, `level`, `process`, `name`, `target`, `message` and the fields of the message.
+    Json,
+}
+
+impl Format {
+    /// The name on command lines.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// The process that a log is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// `shard`, `router` or `up`.
+    pub kind: &'static str,
+    /// The name of the shard's store, or of the router.
+    pub name: Option<String>,
+}
+
+impl Process {
+    /// The words in front of a line of text.
+    fn front(&self) -> String {
+        match &self.name {
+            Some(name) => format!("[{} {name}] ", self.kind),
+            None => String::new(),
+        }
+    }
+}
+
+/// Leaves out the name in front of lines of text, because the parent process, which reads them, writes it there.
+pub fn named_by_parent() {
+    NAMED_BY_PARENT.store(true, Ordering::Relaxed);
+}
+
+/// The format of this process's log, if it has begun one.
+#[must_use]
+pub fn format() -> Format {
+    BEGUN.get().map_or(Format::Text, |(format, _)| *format)
+}
+
+/// A line for standard error in the format of this process's log. For errors with which a program ends, and for lines of
+/// other processes.
+#[must_use]
+pub fn last_words(program: &str, message: &str) -> String {
+    match BEGUN.get() {
+        Some((Format::Json, process)) => line("ERROR", process.kind, process.name.as_deref(), message),
+        _ => format!("{program}: {message}"),
+    }
+}
 
 /// The log. When it is dropped, the lines that wait are written, for a second at most.
 #[derive(Debug)]
@@ -35,20 +107,31 @@ impl Drop for Logging {
 ///
 /// # Errors
 /// When `filter` is neither a level nor a filter.
-pub fn begin(filter: &str) -> Result<Logging, ParseError> {
+pub fn begin(filter: &str, format: Format, process: Process) -> Result<Logging, ParseError> {
     let filter = EnvFilter::try_new(filter)?;
     let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES_MAX).thread_name("log");
     let (lines, writer) = queue.finish(std::io::stderr());
     let dropped = lines.error_counter();
-    let began = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(lines)
-        .try_init()
-        .is_ok();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines);
+    let began = match format {
+        Format::Text => {
+            let named = NAMED_BY_PARENT.load(Ordering::Relaxed);
+            let front = if named { String::new() } else { process.front() };
+            let text = lines::Text::new(front);
+            log.with_ansi(std::io::stderr().is_terminal()).event_format(text).try_init().is_ok()
+        }
+        Format::Json => {
+            let json = lines::Json(process.clone());
+            log.with_ansi(false).event_format(json).try_init().is_ok()
+        }
+    };
     if began {
+        let _ = BEGUN.set((format, process));
         *WRITER.lock() = Some(writer);
         DROPPED.get_or_init(|| dropped);
+        if format == Format::Json {
+            panics_in_json();
+        }
         if cfg!(panic = "abort") {
             finish_before_panics();
         }
@@ -74,5 +157,17 @@ fn finish_before_panics() {
     std::panic::set_hook(Box::new(move |panic| {
         finish();
         print(panic);
+    }));
+}
+
+/// Prints panics as lines of JSON, as all else.
+fn panics_in_json() {
+    std::panic::set_hook(Box::new(|panic| {
+        let backtrace = std::backtrace::Backtrace::capture();
+        let captured = backtrace.status() == std::backtrace::BacktraceStatus::Captured;
+        let backtrace = if captured { format!("\n{backtrace}") } else { String::new() };
+        let text = last_words("", &format!("{panic}{backtrace}"));
+        // Nobody is left to hear that standard error cannot be written.
+        let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), format!("{text}\n").as_bytes());
     }));
 }

@@ -11,17 +11,19 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::StoreType;
-use kindred_partition_config::parse;
 use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_partition_config::validate::FieldError;
+use kindred_partition_config::{parse, shape};
 use kindred_router_core::parts::store_ix;
 use kindred_transport::Drain;
+use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::changes::Edit;
-use super::objects::{Object, Resource, ServiceGroup};
+use super::objects::{Object, Resource};
 use super::status::ApiError;
 use super::verbs::{self, Verb};
 use super::{schema, watch};
@@ -142,10 +144,8 @@ async fn create(
     body: &[u8],
 ) -> Response {
     let edit = match resource {
-        Resource::Configs => {
-            text(body).and_then(|text| Ok(Edit::CreateConfig(read(parse::parse_partition(text))?)))
-        }
-        Resource::Groups => group(body).map(|group| Edit::CreateGroup(Box::new(group))),
+        Resource::Configs => self::body(body).map(Edit::CreateConfig),
+        Resource::Groups => self::body(body).map(|group| Edit::CreateGroup(Box::new(group))),
     };
     match edit {
         Ok(edit) => edited(mover, edit, StatusCode::CREATED, options, headers).await,
@@ -161,10 +161,8 @@ async fn update(
     body: &[u8],
 ) -> Response {
     let edit = match resource {
-        Resource::Configs => {
-            text(body).and_then(|text| Ok(Edit::UpdateConfig(read(parse::parse_partition(text))?)))
-        }
-        Resource::Groups => group(body).map(|group| Edit::UpdateGroup(Box::new(group))),
+        Resource::Configs => self::body(body).map(Edit::UpdateConfig),
+        Resource::Groups => self::body(body).map(|group| Edit::UpdateGroup(Box::new(group))),
     };
     match edit {
         Ok(edit) if edit.object().1 != name => ApiError::BadRequest(format!(
@@ -281,8 +279,13 @@ pub(super) fn text(body: &[u8]) -> Result<&str, ApiError> {
     std::str::from_utf8(body).map_err(|error| ApiError::BadRequest(format!("the body is not UTF-8: {error}")))
 }
 
-fn group(body: &[u8]) -> Result<ServiceGroup, ApiError> {
-    read(parse::parse_object(text(body)?))
+/// Reads a request's body.
+///
+/// # Errors
+/// When it is no document, or all fields that do not fit.
+pub(super) fn body<T: DeserializeOwned + JsonSchema>(body: &[u8]) -> Result<T, ApiError> {
+    let reading = read(shape::read::<T>(text(body)?))?;
+    reading.whole().map_err(|errors| ApiError::Invalid(errors.into()))
 }
 
 pub(super) fn read<T>(parsed: Result<T, parse::ParseError>) -> Result<T, ApiError> {

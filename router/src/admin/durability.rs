@@ -16,10 +16,10 @@ pub async fn shown(stores: &Stores, routing: &Routing) -> Value {
     let everything = [KeyRange::everything()];
     let shards: Vec<_> = stores.iter().filter(|store| store.is_shard() && !store.is_removed()).collect();
     let asked = shards.iter().map(|store| load(store, &everything));
-    let named: Vec<Vec<u8>> = {
+    let named: BTreeMap<Vec<u8>, String> = {
         let routes = routing.load();
         let kinds = routes.map().partitions().iter().filter_map(|partition| partition.kind.as_ref());
-        kinds.map(|kind| kind.as_key().to_vec()).collect()
+        kinds.map(|kind| (kind.as_key().to_vec(), routes.scheme().name_of(kind))).collect()
     };
     let answers = shards.iter().zip(join_all(asked).await).map(|(store, answer)| match answer {
         Ok(Some(load)) => of_store(store.name(), &load, &named),
@@ -29,12 +29,11 @@ pub async fn shown(stores: &Stores, routing: &Routing) -> Value {
     json!({ "stores": answers.collect::<Vec<_>>() })
 }
 
-fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {
-    // The keys per name and mode.
-    let mut kinds: BTreeMap<(String, i32), u64> = BTreeMap::new();
+fn of_store(name: &str, load: &LoadResponse, named: &BTreeMap<Vec<u8>, String>) -> Value {
+    // The keys per prefix and mode.
+    let mut kinds: BTreeMap<(&[u8], i32), u64> = BTreeMap::new();
     for kind in load.kinds.iter().filter(|kind| kind.keys > 0) {
-        let is_named = named.iter().any(|prefix| prefix[..] == kind.prefix[..]);
-        let shown = if is_named { String::from_utf8_lossy(&kind.prefix).into_owned() } else { String::new() };
+        let shown = named.get_key_value(&kind.prefix[..]).map_or(&[][..], |(prefix, _)| prefix);
         *kinds.entry((shown, kind.mode)).or_default() += kind.keys;
     }
     let kinds = kinds.into_iter().map(|((prefix, mode), keys)| {
@@ -44,7 +43,7 @@ fn of_store(name: &str, load: &LoadResponse, named: &[Vec<u8>]) -> Value {
         // none loses everything.
         let loss = log.filter(|_| mode == Durability::Buffered);
         json!({
-            "kind": prefix, "mode": word(mode), "keys": keys,
+            "kind": String::from_utf8_lossy(prefix), "resource": named.get(prefix), "mode": word(mode), "keys": keys,
             "notDurableBytes": loss.map(|log| log.not_durable_bytes),
             "notDurableMillis": loss.map(|log| log.not_durable_millis),
         })
@@ -104,11 +103,12 @@ mod tests {
             logs: vec![log(Durability::Fsync, 900), log(Durability::Buffered, 100)],
             ..LoadResponse::default()
         };
-        let named = ["/registry/pods/", "/registry/events/"].map(|kind| kind.as_bytes().to_vec());
-        let shown = of_store("s", &load, &named);
+        let named =
+            ["pods", "events"].map(|name| (format!("/registry/{name}/").into_bytes(), name.to_owned()));
+        let shown = of_store("s", &load, &BTreeMap::from(named));
         let row = |kind: &str, mode: &str, keys: u64, bytes: Option<u64>| {
             json!({
-                "kind": kind, "mode": mode, "keys": keys, "notDurableBytes": bytes,
+                "kind": kind, "resource": kind.split('/').nth(2), "mode": mode, "keys": keys, "notDurableBytes": bytes,
                 "notDurableMillis": bytes.map(|_| 3),
             })
         };

@@ -3,6 +3,7 @@
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::{DataPartitionConfig, StandbyConfig, StoreConfig, StoreType};
 use kindred_partition_config::state::{ClusterState, Members, StoreObject, StoreState};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -85,7 +86,7 @@ impl Resource {
             .iter()
             .map(|object| {
                 let meta = json!({ "metadata": object.value["metadata"] });
-                json!({ "cells": self.cells(&object.value), "object": meta })
+                json!({ "cells": self.cells(state, &object.value), "object": meta })
             })
             .collect();
         json!({
@@ -95,7 +96,7 @@ impl Resource {
         })
     }
 
-    fn cells(self, object: &Value) -> Vec<Value> {
+    fn cells(self, state: &ClusterState, object: &Value) -> Vec<Value> {
         let joined = |list: &Value| {
             let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);
             Value::from(names.collect::<Vec<_>>().join(","))
@@ -114,7 +115,12 @@ impl Resource {
                 let (start, end) =
                     (bound("isRangeStartValid", "rangeStart"), bound("isRangeEndValid", "rangeEnd"));
                 let durability = object["durability"].as_str().unwrap_or("<default>");
-                vec![name, object["resource"].clone(), start, end, stores, Value::from(durability)]
+                // A Kind has several names, and every table shows the same one.
+                let scheme = state.scheme();
+                let kind = object["resource"].as_str().and_then(|resource| scheme.resolve(resource).ok());
+                let resource =
+                    kind.map_or_else(|| object["resource"].clone(), |kind| scheme.name_of(&kind).into());
+                vec![name, resource, start, end, stores, Value::from(durability)]
             }
             Self::Groups => vec![
                 name,
@@ -162,7 +168,7 @@ fn group(store: &StoreObject, default: bool) -> Object {
 }
 
 /// A service group as clients write it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ServiceGroup {
     /// Ignored.

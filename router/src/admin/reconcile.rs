@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::IntoResponse;
 use axum::routing::post;
-use kindred_partition_config::parse;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -19,9 +19,9 @@ use crate::moves::mover::Mover;
 use crate::moves::reconcile::{self, Heard, NotMade};
 
 /// The request's body; an empty one is the default.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Body {
+pub struct Body {
     /// Makes the changes.
     #[serde(default)]
     apply: bool,
@@ -41,8 +41,7 @@ pub fn routes(mover: &Arc<Mover>) -> Router {
 }
 
 async fn run(mover: &Arc<Mover>, body: &[u8]) -> Result<Value, ApiError> {
-    let body: Body =
-        if body.is_empty() { Body::default() } else { api::read(parse::parse_object(api::text(body)?))? };
+    let body: Body = if body.is_empty() { Body::default() } else { api::body(body)? };
     let cluster = &mover.keeper.cluster;
     let Some(meta) = &cluster.meta else {
         return Err(ApiError::NotImplemented(crate::meta::MetaError::None.to_string()));

@@ -8,6 +8,7 @@ use kindred_partition_config::validate::FieldError;
 use kindred_router_core::clock_offset::MAX_OFFSET_MICROS;
 use kindred_router_core::moves::record::Phase;
 use kindred_router_core::parts::store_ix;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::status::ApiError;
@@ -16,7 +17,7 @@ use crate::moves::mover::Mover;
 use crate::stores::state;
 
 /// The request's body.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplaceBody {
     store: StoreName,

@@ -80,7 +80,7 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
     let scheme = state.scheme();
     let mut sized = Vec::new();
     for (kind, transfers) in change.by_kind() {
-        let resource = kind.map_or_else(|| "<rest>".to_owned(), |kind| scheme.name_of(&kind));
+        let resource = kind.map_or_else(|| "<all else>".to_owned(), |kind| scheme.name_of(&kind));
         let Some(record) = MoveRecord::new(MoveId(0), &transfers) else {
             continue;
         };

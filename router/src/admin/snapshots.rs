@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::Key;
-use kindred_partition_config::parse;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
@@ -25,9 +25,9 @@ use crate::moves::mover::Mover;
 use crate::snapshots::{RETAINED, Snapshot, SnapshotName, SnapshotRange, Snapshots};
 
 /// The body of a renewal.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Renewal {
+pub struct Renewal {
     revision: String,
 }
 
@@ -83,7 +83,7 @@ async fn taken(snapshots: &Snapshots, of: &Mover) -> Response {
 
 async fn renewed(snapshots: &Snapshots, name: &str, body: &[u8]) -> Result<Value, ApiError> {
     let name = parsed(name)?;
-    let Renewal { revision } = api::read(parse::parse_object(api::text(body)?))?;
+    let Renewal { revision } = api::body(body)?;
     let bad = || {
         ApiError::BadRequest(format!("revision: {revision:?} is none; write the one of the snapshot as text"))
     };

@@ -13,11 +13,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use kindred_partition_config::ids::{MoveId, StoreName};
 use kindred_partition_config::model::DataPartitionConfig;
-use kindred_partition_config::parse;
+use kindred_partition_config::shape;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
 use kindred_partition_config::validate::{FieldError, FieldErrors};
 use kindred_router_core::moves::conflict::{self, Begins, Conflict};
 use kindred_router_core::moves::record::MoveRecord;
+use schemars::JsonSchema;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -57,7 +58,7 @@ pub enum Verb {
 }
 
 /// The body of `move`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoveBody {
     kind: String,
@@ -68,7 +69,7 @@ pub struct MoveBody {
 }
 
 /// The body of `split`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SplitBody {
     kind: String,
@@ -77,7 +78,7 @@ pub struct SplitBody {
 }
 
 /// The body of `merge`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MergeBody {
     kind: String,
@@ -88,7 +89,7 @@ pub struct MergeBody {
 }
 
 /// The body of `drain`.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainBody {
     store: StoreName,
@@ -100,11 +101,12 @@ pub struct DrainBody {
 }
 
 /// The body of `apply`.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ApplyBody {
     /// Configs and service groups to create or update.
     #[serde(default)]
+    #[schemars(schema_with = "items_schema")]
     items: Vec<Value>,
     /// Names of configs to delete.
     #[serde(default)]
@@ -117,18 +119,24 @@ pub struct ApplyBody {
     default: Option<StoreName>,
 }
 
+/// The schema of items, which are read one by one so that all that is wrong with them is reported.
+fn items_schema(schemas: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    let of = [schemas.subschema_for::<DataPartitionConfig>(), schemas.subschema_for::<ServiceGroup>()];
+    schemars::json_schema!({ "type": "array", "items": { "anyOf": of } })
+}
+
 /// The body of `plan`: that of `apply`, or several changes, each planned independently.
-#[derive(Debug, Deserialize)]
-struct PlanBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct PlanBody {
     #[serde(default)]
     verbs: Vec<PlannedVerb>,
     #[serde(flatten)]
     apply: ApplyBody,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-enum PlannedVerb {
+pub enum PlannedVerb {
     Move(MoveBody),
     Split(SplitBody),
     Merge(MergeBody),
@@ -176,8 +184,8 @@ fn answered(result: Result<Value, ApiError>, headers: &HeaderMap) -> Response {
     }
 }
 
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    api::read(parse::parse_object(api::text(body)?))
+fn read<T: DeserializeOwned + JsonSchema>(body: &[u8]) -> Result<T, ApiError> {
+    api::body(body)
 }
 
 fn read_plan(body: &[u8]) -> Result<Vec<Verb>, ApiError> {
@@ -411,15 +419,27 @@ fn wrong(path: String, message: impl Into<String>, what_to_do: impl Into<String>
 impl ApplyBody {
     fn change(&self, state: &ClusterState) -> Result<Change, ApiError> {
         let (groups, configs) = self.read()?;
+        let (mut errors, mut refused) = (Vec::new(), Vec::new());
         if let Some(default) = self.default.as_ref().filter(|default| **default != state.default) {
             let message = format!("the default store is {:?}, not {:?}", state.default.0, default.0);
             let what_to_do = format!("to give its keys to another store run kindred drain {}", state.default);
-            return Err(vec![wrong("default".to_owned(), message, what_to_do)].into());
+            errors.push(wrong("default".to_owned(), message, what_to_do));
         }
         // Stores first, because configs of the same request may name them.
         let mut with_stores = state.clone();
         for group in &groups {
-            with_stores = with_group(&with_stores, group)?;
+            match with_group(&with_stores, group) {
+                Ok(next) => with_stores = next,
+                Err(ApiError::Invalid(why)) => {
+                    errors.extend(why);
+                    refused.push(format!("{:?}", group.metadata.name));
+                }
+                Err(ApiError::BadRequest(why)) => {
+                    let path = format!("servicegroups/{}", group.metadata.name);
+                    errors.push(wrong(path, why, "correct it"));
+                }
+                Err(other) => return Err(other),
+            }
         }
         let changes = if self.prune {
             vec![ConfigChange::Replace(configs)]
@@ -433,7 +453,17 @@ impl ApplyBody {
             });
             deletes.chain(puts).collect()
         };
-        Ok(with_stores.apply_configs(&changes)?)
+        let change = with_stores.apply_configs(&changes);
+        // A config that names a store which was refused is not wrong because of that.
+        let due = |error: &FieldError| refused.iter().any(|name| error.message.contains(name));
+        match change {
+            Ok(change) if errors.is_empty() => Ok(change),
+            Ok(_) => Err(errors.into()),
+            Err(why) => {
+                errors.extend(why.into_iter().filter(|error| !due(error)));
+                Err(errors.into())
+            }
+        }
     }
 
     /// Parses the items by their kinds.
@@ -441,18 +471,12 @@ impl ApplyBody {
         let (mut groups, mut configs, mut errors) = (Vec::new(), Vec::new(), FieldErrors::default());
         for (at, item) in self.items.iter().enumerate() {
             let name = item["metadata"]["name"].as_str().map_or_else(|| at.to_string(), str::to_owned);
-            let said = |error: serde_json::Error| {
-                wrong(format!("items/{name}"), error.to_string(), "see /api/v1/schema for its fields")
-            };
+            let path = format!("items/{name}");
             match item["kind"].as_str() {
-                Some("ServiceGroup") => match serde_json::from_value(item.clone()) {
-                    Ok(group) => groups.push(group),
-                    Err(error) => errors.push(said(error)),
-                },
-                Some("DataPartitionConfig") => match serde_json::from_value(item.clone()) {
-                    Ok(config) => configs.push(as_kept(config)),
-                    Err(error) => errors.push(said(error)),
-                },
+                Some("ServiceGroup") => groups.extend(read_item(item, &path, &mut errors)),
+                Some("DataPartitionConfig") => {
+                    configs.extend(read_item(item, &path, &mut errors).map(as_kept));
+                }
                 other => errors.push(wrong(
                     format!("items/{name}.kind"),
                     format!(
@@ -464,6 +488,32 @@ impl ApplyBody {
             }
         }
         Ok(errors.into_result((groups, configs))?)
+    }
+}
+
+/// The object of an item; `None` after errors were added.
+fn read_item<T: DeserializeOwned + JsonSchema>(
+    item: &Value,
+    path: &str,
+    errors: &mut FieldErrors,
+) -> Option<T> {
+    let serde_says = || serde_json::from_value::<T>(item.clone()).err().map(|error| error.to_string());
+    match shape::read_value(item.clone()).whole() {
+        Ok(object) => Some(object),
+        Err(none) if none.is_empty() => {
+            let why = serde_says().unwrap_or_default();
+            errors.push(wrong(path.to_owned(), why, "see /openapi/v3 for its fields"));
+            None
+        }
+        Err(several) => {
+            let located = several.into_iter().map(|error| {
+                let path =
+                    if error.path == "document" { path.to_owned() } else { format!("{path}.{}", error.path) };
+                FieldError { path, ..error }
+            });
+            errors.extend(located);
+            None
+        }
     }
 }
 

@@ -154,6 +154,7 @@ impl Desk {
                 | Answer::Refused { reason } => {
                     tracing::warn!(
                         move_id = self.id.0,
+                        kind = self.machine.record().kind,
                         step = name.as_str(),
                         reason,
                         "a move cannot go on so"
@@ -189,7 +190,7 @@ impl Desk {
         let record = self.machine.record();
         if record.phase != self.phase {
             let (id, phase, reason) = (self.id.0, record.phase, record.reason.clone());
-            tracing::info!(move_id = id, ?phase, reason, pause = ?self.pause, "a move goes on");
+            tracing::info!(move_id = id, kind = record.kind, ?phase, reason, pause = ?self.pause, "a move goes on");
             self.phase = phase;
         }
     }

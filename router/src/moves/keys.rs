@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kindred_partition_config::ids::MoveId;
 use kindred_router_core::moves::record::MoveRecord;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::meta::MOVES;
@@ -15,7 +16,7 @@ pub const COORDINATORS: &str = "/kindred/coordinators/";
 pub const REQUESTS: &str = "/kindred/requests/";
 
 /// The progress of a move, as its coordinator reports it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// The name of the coordinating router.
@@ -35,7 +36,7 @@ pub struct Progress {
     pub failing: Vec<Failing>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Failing {
     /// The name of the step.

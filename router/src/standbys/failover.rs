@@ -10,6 +10,7 @@ use kindred_partition_config::validate::FieldError;
 use kindred_router_core::clock_offset::MAX_OFFSET_MICROS;
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::standbys::{Role, Wish};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -27,7 +28,7 @@ const FORCE_MAX: Duration = Duration::from_secs(45);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The request's body.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FailoverBody {
     store: StoreName,
