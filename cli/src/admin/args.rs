@@ -578,7 +578,7 @@ pub struct StoreRemove {
     pub connect: Connect,
 }
 
-/// What Kinds are sorted by, the most first.
+/// The column by which Kinds are sorted, the largest number first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Order {
     /// Calls per second.
@@ -602,7 +602,7 @@ pub struct TopArgs {
     /// Seconds between two looks.
     #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub every: u64,
-    /// What Kinds are sorted by.
+    /// Sort Kinds by this column.
     #[arg(long, value_name = "COLUMN", value_enum, default_value_t = Order::Calls)]
     pub sort: Order,
     /// Print one table and end, as without a terminal.

@@ -8,6 +8,7 @@ use http::{HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use kindred_transport::connect::ClientConnection;
 use kindred_transport::{Connector, Endpoint};
 use serde_json::Value;
 
@@ -99,36 +100,41 @@ impl Client {
         path: &str,
         mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
+        let (endpoint, connection) = self.connected().await?;
+        let broken = |error: &dyn std::fmt::Display| lost(endpoint, &Method::GET, &error.to_string());
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(connection)).await.map_err(|error| broken(&error))?;
+        let driven = tokio::spawn(connection);
+        let request = request(endpoint, self.authorization.as_ref(), method, path, Form::Objects, None)
+            .map_err(|error| broken(&error))?;
+        let asked = tokio::time::timeout(DEADLINE, sender.send_request(request)).await;
+        let answer = asked.map_err(|_| broken(&"no answer"))?.map_err(|error| broken(&error))?;
+        let (status, mut body) = (answer.status(), answer.into_body());
+        if !status.is_success() {
+            let bytes = Limited::new(body, BODY_MAX).collect().await.map_err(|error| broken(&error))?;
+            return understood(status, &bytes.to_bytes(), endpoint).map(drop);
+        }
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| broken(&error))?;
+            frame.data_ref().map_or(Ok(()), |data| take(data))?;
+        }
+        driven.abort();
+        Ok(())
+    }
+
+    /// A connection to the first router that can be reached. No other one is tried later, because the first may have
+    /// executed the request.
+    async fn connected(&self) -> Result<(&Endpoint, ClientConnection), Failure> {
         let mut failed = String::new();
         for endpoint in &self.endpoints {
-            let connection = match self.connector.connect(endpoint).await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    failed = error.to_string();
-                    continue;
-                }
-            };
-            let broken = |error: &dyn std::fmt::Display| lost(endpoint, &Method::GET, &error.to_string());
-            let (mut sender, connection) =
-                http1::handshake(TokioIo::new(connection)).await.map_err(|error| broken(&error))?;
-            let driven = tokio::spawn(connection);
-            let request = request(endpoint, self.authorization.as_ref(), method, path, Form::Objects, None)
-                .map_err(|error| broken(&error))?;
-            let asked = tokio::time::timeout(DEADLINE, sender.send_request(request)).await;
-            let answer = asked.map_err(|_| broken(&"no answer"))?.map_err(|error| broken(&error))?;
-            let (status, mut body) = (answer.status(), answer.into_body());
-            if !status.is_success() {
-                let bytes = Limited::new(body, BODY_MAX).collect().await.map_err(|error| broken(&error))?;
-                return understood(status, &bytes.to_bytes(), endpoint).map(drop);
+            match self.connector.connect(endpoint).await {
+                Ok(connection) => return Ok((endpoint, connection)),
+                Err(error) => failed = error.to_string(),
             }
-            while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|error| broken(&error))?;
-                frame.data_ref().map_or(Ok(()), |data| take(data))?;
-            }
-            driven.abort();
-            return Ok(());
         }
-        Err(unreachable(&failed))
+        Err(Failure::Unreachable(format!(
+            "no router can be reached: {failed}; is it running, and is this its admin port? Give --admin or KINDRED_ADMIN"
+        )))
     }
 
     async fn send(
@@ -149,33 +155,15 @@ impl Client {
         form: Form,
         body: Option<&Value>,
     ) -> Result<(&Endpoint, StatusCode, Bytes), Failure> {
-        let mut failed = None;
-        // Tries another router only after a failed connect, because otherwise the first may have executed the
-        // request.
-        for endpoint in &self.endpoints {
-            let connection = match self.connector.connect(endpoint).await {
-                Ok(connection) => connection,
-                Err(error) => {
-                    failed = Some(error.to_string());
-                    continue;
-                }
-            };
-            let asked =
-                exchange(connection, endpoint, self.authorization.as_ref(), method.clone(), path, form, body);
-            return match tokio::time::timeout(DEADLINE, asked).await {
-                Ok(Ok((status, bytes))) => Ok((endpoint, status, bytes)),
-                Ok(Err(error)) => Err(lost(endpoint, &method, &error.to_string())),
-                Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
-            };
+        let (endpoint, connection) = self.connected().await?;
+        let asked =
+            exchange(connection, endpoint, self.authorization.as_ref(), method.clone(), path, form, body);
+        match tokio::time::timeout(DEADLINE, asked).await {
+            Ok(Ok((status, bytes))) => Ok((endpoint, status, bytes)),
+            Ok(Err(error)) => Err(lost(endpoint, &method, &error.to_string())),
+            Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
         }
-        Err(unreachable(&failed.unwrap_or_default()))
     }
-}
-
-fn unreachable(why: &str) -> Failure {
-    Failure::Unreachable(format!(
-        "no router can be reached: {why}; is it running, and is this its admin port? Give --admin or KINDRED_ADMIN"
-    ))
 }
 
 fn request(
@@ -209,7 +197,7 @@ fn lost(endpoint: &Endpoint, method: &Method, why: &str) -> Failure {
 }
 
 async fn exchange(
-    connection: kindred_transport::connect::ClientConnection,
+    connection: ClientConnection,
     endpoint: &Endpoint,
     authorization: Option<&HeaderValue>,
     method: Method,

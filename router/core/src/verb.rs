@@ -60,12 +60,6 @@ impl Verb {
             Self::Watch => "watch",
         }
     }
-
-    /// Whether it changes nothing.
-    #[must_use]
-    pub fn is_read(self) -> bool {
-        matches!(self, Self::Get | Self::List | Self::Count | Self::Watch)
-    }
 }
 
 /// A request, as it is counted.

@@ -104,7 +104,7 @@ impl Kv {
     fn counting(&self, method: Call, request: &Request<Bytes>) -> Counting {
         let client = self.client.clone().or_else(|| {
             let from = ConnectionInfo::of(request.extensions())?;
-            Some(self.with.traffic.clients.connected(from))
+            Some(self.with.traffic.clients.calling(from))
         });
         let client = client.unwrap_or_else(|| self.with.traffic.clients.internal());
         self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client)

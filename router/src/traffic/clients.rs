@@ -97,22 +97,30 @@ impl ClientTraffic {
     }
 }
 
-/// A connection of a client; it counts as open until this is dropped.
+/// A connection of a client. One that counts as open does so until this is dropped.
 #[derive(Debug)]
 pub struct OpenConnection {
     pub client: Arc<ClientTraffic>,
+    counts: bool,
 }
 
 impl OpenConnection {
     fn of(client: Arc<ClientTraffic>) -> Arc<Self> {
         client.connections.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { client })
+        Arc::new(Self { client, counts: true })
+    }
+
+    /// For calls alone, whose connection is counted elsewhere or does not exist.
+    fn uncounted(client: Arc<ClientTraffic>) -> Arc<Self> {
+        Arc::new(Self { client, counts: false })
     }
 }
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.client.connections.fetch_sub(1, Ordering::Relaxed);
+        if self.counts {
+            self.client.connections.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -129,7 +137,7 @@ impl Default for Clients {
         Self {
             clients: Mutex::default(),
             other: ClientTraffic::new(OTHER),
-            internal: Arc::new(OpenConnection { client: ClientTraffic::new(INTERNAL) }),
+            internal: OpenConnection::uncounted(ClientTraffic::new(INTERNAL)),
         }
     }
 }
@@ -139,6 +147,12 @@ impl Clients {
     #[must_use]
     pub fn connected(&self, from: &ConnectionInfo) -> Arc<OpenConnection> {
         OpenConnection::of(self.named(&name_of(from)))
+    }
+
+    /// The connection of a call, which was counted when it was opened.
+    #[must_use]
+    pub fn calling(&self, from: &ConnectionInfo) -> Arc<OpenConnection> {
+        OpenConnection::uncounted(self.named(&name_of(from)))
     }
 
     /// What the router asks of itself.

@@ -1,4 +1,4 @@
-//! What `kindred top` shows, from two looks at a router.
+//! Two looks at a router give what `kindred top` shows: rates between them, and sizes at the second.
 
 use std::collections::BTreeMap;
 
@@ -96,10 +96,8 @@ impl Kind {
             traffic: number(&traffic["messageBytes"]),
             ..Self::default()
         };
-        for (verb, of) in
-            traffic["verbs"].as_object().into_iter().flatten().filter(|(verb, _)| *verb != "watch")
-        {
-            let _ = verb;
+        let verbs = traffic["verbs"].as_object().into_iter().flatten();
+        for (_, of) in verbs.filter(|(verb, _)| *verb != "watch") {
             let failed: u64 =
                 of["failed"].as_object().into_iter().flatten().map(|(_, count)| number(count)).sum();
             kind.calls += number(&of["ok"]) + failed;
@@ -137,7 +135,7 @@ impl Row {
     }
 }
 
-/// What is shown of two looks.
+/// The tables that `kindred top` shows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct View {
     pub router: String,
