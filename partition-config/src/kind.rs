@@ -21,6 +21,9 @@ pub use names::{KindNameError, nearest, suggest};
 /// kube-apiserver's default `--etcd-prefix`.
 pub const DEFAULT_ETCD_PREFIX: &str = "/registry";
 
+/// The name of the keys of no configured Kind where Kinds are listed: in tables, metrics, traces and moves.
+pub const ALL_ELSE: &str = "<all else>";
+
 /// The role of a key; see [`KindScheme::locate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Located<'k> {

@@ -86,7 +86,7 @@ impl Parts {
 }
 
 pub fn routes(parts: Parts, probes: Admin) -> Router {
-    let Parts { mover, feeds, snapshots, traffic, kv, drain } = parts;
+    let Parts { mover, feeds, snapshots, traffic, admission: _, kv, drain } = parts;
     let live = live::routes(sources(&mover, feeds, &traffic, &drain), drain.stopping());
     let (stores, status, durable) = (mover.clone(), mover.clone(), mover.clone());
     let routing = mover.routing.clone();

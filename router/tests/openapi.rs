@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use fake::Fake;
-use kindred_router::admin::{self, openapi};
+use kindred_router::admin::{self, openapi, page};
 use kindred_transport::admin::Admin;
 use tower::ServiceExt as _;
 
@@ -22,8 +22,8 @@ fn paths(routes: &Router) -> BTreeSet<String> {
     let shown = format!("{routes:?}");
     let own = shown.split("fallback_router").next().unwrap_or_default();
     let quoted = own.split('"').skip(1).step_by(2);
-    // A page for people, at the root, is no part of the API.
-    quoted.filter(|text| text.starts_with('/') && *text != "/").map(str::to_owned).collect()
+    // The page for people is no part of the API.
+    quoted.filter(|text| text.starts_with('/') && !page::is_shell(text)).map(str::to_owned).collect()
 }
 
 /// What a path with parameters may be in a request.
@@ -48,7 +48,7 @@ async fn status(routes: &Router, method: &str, path: &str) -> StatusCode {
 async fn the_document_has_every_route_and_no_other() {
     let stores = [Fake::start(1).await, Fake::start(4).await];
     let (bound, _drain, _channel) = support::router(&stores[0].url, &stores[1].url).await;
-    let parts = bound.app.admin(bound.app.mover());
+    let parts = bound.app.admin(bound.app.mover(), bound.app.kv(1 << 20));
     let routes = admin::routes(parts, Admin::new());
     let documented: BTreeMap<&String, BTreeSet<&str>> = openapi::document()["paths"]
         .as_object()

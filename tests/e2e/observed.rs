@@ -102,7 +102,7 @@ async fn traffic(dir: &Path) -> anyhow::Result<()> {
         ("pods", "list", "OutOfRange", 1),
         ("pods", "watch", "OK", 1),
         ("leases", "put", "OK", 1),
-        ("<rest>", "put", "OK", 1),
+        ("<all else>", "put", "OK", 1),
         ("<several>", "list", "OK", 1),
     ] {
         ensure!(calls(kind, verb, code) == expected, "{verb} of {kind} {code}: {text}");

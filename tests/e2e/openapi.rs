@@ -125,17 +125,59 @@ fn answers_have_the_forms_of_the_document() {
             "/api/v1/datapartitionconfigs",
             "/api/v1/servicegroups",
             "/api/v1/moves",
+            "/api/v1/kinds",
+            "/api/v1/clients",
+            "/api/v1/slow",
+            "/api/v1/heat",
             "/health",
             "/version",
         ] {
             asking.get(path).await?;
         }
+        asked(&mut asking, &etcdctl).await?;
         objects(&mut asking).await?;
         changes(&mut asking).await?;
         snapshots(&mut asking).await?;
         report(&format!("e2e openapi answers={}", asking.spec.seen.len()));
         Ok(())
     });
+}
+
+/// What clients ask: digests, and the lines of traces.
+async fn asked(asking: &mut Asking, etcdctl: &Etcdctl) -> anyhow::Result<()> {
+    let digest = "/api/v1/kinds/{name}/digest";
+    for (name, code) in [("pods", 200), ("pods?revision=x", 400), ("podz", 404), ("pods?revision=1", 503)] {
+        let (name, query) = name.split_once('?').unwrap_or((name, ""));
+        let filled = format!("/api/v1/kinds/{name}/digest?{query}");
+        asking.ask(("GET", digest, &filled), &Value::Null, code).await?;
+    }
+    asking.ask(("GET", "/api/v1/heat", "/api/v1/heat?since=x"), &Value::Null, 400).await?;
+    asking.ask(("GET", "/api/v1/trace", "/api/v1/trace?knid=pods"), &Value::Null, 400).await?;
+    for method in ["GET", "POST"] {
+        let tracing = asking.admin.ask(method, "/api/v1/trace?seconds=1", "");
+        let calling = async {
+            for _ in 0..100 {
+                etcdctl.ok(&["get", "--prefix", "/registry/pods/"]).await?;
+            }
+            anyhow::Ok(())
+        };
+        // The calls go on as long as the trace may last.
+        let traced = tokio::select! {
+            traced = tracing => traced?,
+            called = calling => { called?; anyhow::bail!("the trace does not end") }
+        };
+        let (code, lines) = traced;
+        ensure!(code == 200 && !lines.is_empty(), "{method} {code} {lines}");
+        for line in lines.lines() {
+            let line: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+            ensure!(
+                line["request"].is_string() == (method == "POST") && line["rangeEnd"].is_string(),
+                "{line}"
+            );
+            asking.spec.check(method, "/api/v1/trace", 200, "application/x-ndjson", &line)?;
+        }
+    }
+    Ok(())
 }
 
 async fn objects(asking: &mut Asking) -> anyhow::Result<()> {

@@ -615,7 +615,7 @@ pub struct TopArgs {
 
 #[derive(Debug, Clone, Default, Args)]
 pub struct TraceArgs {
-    /// Only calls of this Kind, as `kindred get kinds` names it; `<rest>` for keys of no Kind.
+    /// Only calls of this Kind, as `kindred get kinds` names it; `<all else>` for keys of no Kind.
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,
     /// Only calls of this client: the common name of its certificate, or its address.

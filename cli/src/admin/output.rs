@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::time::Duration;
 
+use kindred_partition_config::kind::ALL_ELSE;
 use kindred_partition_config::parse;
 use serde_json::Value;
 
@@ -67,9 +68,6 @@ pub fn text(value: &Value) -> String {
         other => other.to_string(),
     }
 }
-
-/// What tables call the keys that no configured Kind has.
-pub const ALL_ELSE: &str = "<all else>";
 
 /// The name of the Kind of a partition or of a row about durability, which every command shows in the same way. Routers of
 /// earlier versions tell only the prefix of its keys.

@@ -1,5 +1,6 @@
 //! `kindred status`.
 
+use kindred_partition_config::kind::ALL_ELSE;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
@@ -180,7 +181,7 @@ fn by_kind(map: &Value) -> Table {
             text(&partition["epoch"]),
         ]);
     }
-    table.row(vec![output::ALL_ELSE.to_owned(), String::new(), String::new(), rest.join(","), String::new()]);
+    table.row(vec![ALL_ELSE.to_owned(), String::new(), String::new(), rest.join(","), String::new()]);
     table
 }
 

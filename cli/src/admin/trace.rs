@@ -33,7 +33,7 @@ mod tests {
     fn filters_become_a_query() {
         assert_eq!(path(&TraceArgs::default()), "/api/v1/trace?");
         let args = TraceArgs {
-            kind: Some("<rest>".to_owned()),
+            kind: Some("<all else>".to_owned()),
             prefix: Some("/registry/pods/ä".to_owned()),
             min_millis: Some(5),
             errors: true,
@@ -41,7 +41,7 @@ mod tests {
         };
         assert_eq!(
             path(&args),
-            "/api/v1/trace?kind=%3Crest%3E&key=%2Fregistry%2Fpods%2F%C3%A4&minMillis=5&errors=true"
+            "/api/v1/trace?kind=%3Call%20else%3E&key=%2Fregistry%2Fpods%2F%C3%A4&minMillis=5&errors=true"
         );
     }
 }

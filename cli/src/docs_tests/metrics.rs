@@ -10,7 +10,7 @@ const HEAD: &str = "\
 Routers and shards answer `/metrics` on their admin port, on the port for clients as etcd does, and at `--listen-metrics-urls`. Metrics have
 etcd's names where they mean the same. Alerts are in `deploy/prometheus/`, and a dashboard is in `deploy/grafana/`.
 
-A Kind is called as `kubectl` calls it (`pods`, `leases`, `foos.example.com`); `<rest>` stands for keys of no Kind, `<several>` for
+A Kind is called as `kubectl` calls it (`pods`, `leases`, `foos.example.com`); `<all else>` stands for keys of no Kind, `<several>` for
 ranges over several Kinds, `<other>` for what is beyond the limit of 512 Kinds, or 50 clients. The numbers of a router are of its own
 clients; add those of all routers.
 ";

@@ -8,8 +8,10 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 mod moves;
+mod traffic;
 
 pub use moves::*;
+pub use traffic::*;
 
 /// The versions that run.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use axum::routing::get;
 use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::kinds::seconds;
+use super::status::ApiError;
 use crate::traffic::Traffic;
 use crate::traffic::samples::{self, Step};
 
@@ -24,9 +27,10 @@ struct Since {
     since: f64,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
+/// The traffic of Kinds over time.
+#[derive(Debug, Serialize, PartialEq, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-struct Heat {
+pub struct Heat {
     step_seconds: u64,
     /// The cells name Kinds by their places in this list.
     kinds: Vec<String>,
@@ -35,8 +39,10 @@ struct Heat {
     more: bool,
 }
 
-#[derive(Debug, Serialize, PartialEq)]
+/// A step of time.
+#[derive(Debug, Serialize, PartialEq, JsonSchema)]
 struct HeatStep {
+    /// Its end, in seconds since the Unix epoch.
     at: f64,
     /// A Kind, calls, those that failed, bytes, microseconds, and messages with events.
     cells: Vec<[u64; 6]>,
@@ -44,10 +50,12 @@ struct HeatStep {
 
 pub fn routes(traffic: &Arc<Traffic>) -> Router {
     let traffic = traffic.clone();
-    let heat = move |query: Query<Since>| {
-        let since = Duration::try_from_secs_f64(query.since).unwrap_or_default();
-        let after = SystemTime::UNIX_EPOCH.checked_add(since);
-        std::future::ready(Json(shown(&after.map_or_else(Vec::new, |after| traffic.samples.since(after)))))
+    let heat = move |query: Result<Query<Since>, QueryRejection>| {
+        std::future::ready(query.map_err(ApiError::from).map(|Query(Since { since })| {
+            let since = Duration::try_from_secs_f64(since).unwrap_or_default();
+            let after = SystemTime::UNIX_EPOCH.checked_add(since);
+            Json(shown(&after.map_or_else(Vec::new, |after| traffic.samples.since(after))))
+        }))
     };
     Router::new().route("/api/v1/heat", get(heat))
 }

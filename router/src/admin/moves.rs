@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use kindred_partition_config::ids::MoveId;
+use kindred_partition_config::kind::ALL_ELSE;
 use kindred_partition_config::state::ClusterState;
 use kindred_router_core::moves::record::{Goal, MoveRecord, Phase};
 use serde_json::{Value, json};
@@ -107,7 +108,7 @@ fn object(state: &ClusterState, record: &MoveRecord, version: i64, progress: Opt
     json!({
         "apiVersion": "v1", "kind": "Move",
         "metadata": { "name": record.id.0.to_string(), "resourceVersion": version.to_string() },
-        "resource": kind.map_or_else(|| "<all else>".to_owned(), |kind| state.scheme().name_of(kind)),
+        "resource": kind.map_or_else(|| ALL_ELSE.to_owned(), |kind| state.scheme().name_of(kind)),
         "phase": word(record.phase), "goal": goal(record.goal), "over": record.phase.is_over(),
         "attempts": record.attempts, "reason": record.reason, "coordinator": record.coordinator,
         "legs": legs.collect::<Vec<_>>(), "progress": progress,

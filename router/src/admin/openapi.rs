@@ -1,22 +1,24 @@
 //! `/openapi/v3`: the admin API as an OpenAPI document. Its schemas are those of the types that requests are read as, and of
 //! the answers' forms. A test compares its paths with the routes, and real answers with its schemas.
 
+mod document;
+
 use std::sync::OnceLock;
 
 use kindred_partition_config::model::DataPartitionConfig;
-use schemars::generate::SchemaSettings;
-use schemars::{JsonSchema, SchemaGenerator};
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde_json::Value;
 
+use self::document::Document;
 use super::answers as a;
+use super::heat::Heat;
 use super::objects::ServiceGroup;
 use super::reconcile;
 use super::replace::ReplaceBody;
 use super::snapshots::Renewal;
 use super::verbs::{ApplyBody, DrainBody, MergeBody, MoveBody, PlanBody, SplitBody};
 use crate::standbys::failover::FailoverBody;
-
-const SCHEMAS: &str = "#/components/schemas/";
+use crate::traffic::trace::TraceLine;
 
 /// The document.
 pub fn document() -> &'static Value {
@@ -25,6 +27,7 @@ pub fn document() -> &'static Value {
         let mut document = Document::new();
         probes(&mut document);
         shown(&mut document);
+        asked(&mut document);
         objects(&mut document);
         verbs(&mut document);
         snapshots(&mut document);
@@ -75,6 +78,53 @@ fn shown(document: &mut Document) {
         .get("/api/v1/cluster", "The identity of the cluster")
         .answer::<a::ClusterIdentity>(200, "the identity");
 }
+
+/// What clients ask, and how much there is of each Kind.
+fn asked(document: &mut Document) {
+    document
+        .get(
+            "/api/v1/kinds",
+            "Every Kind with its stores, its size and what clients of this router asked of it",
+        )
+        .answer::<a::KindList>(200, "the Kinds");
+    let digest = document.get("/api/v1/kinds/{name}/digest", "The digest of a Kind at one revision");
+    digest
+        .in_path("name", "The name of the Kind.")
+        .query("revision", "The revision to read at; without it, the present one.")
+        .answer::<a::KindDigest>(200, "the digest")
+        .errors(&[400, 404, 503]);
+    document
+        .get("/api/v1/clients", "What each client of this router asked")
+        .answer::<a::ClientList>(200, "the clients");
+    document.get("/api/v1/slow", "The last calls that took long").answer::<a::SlowCallList>(200, "the calls");
+    let since = "Only steps that ended after this time, in seconds since the Unix epoch.";
+    let heat =
+        document.get("/api/v1/heat", "The traffic of the last hour by Kind, a quarter of an hour at once");
+    heat.query("since", since).answer::<Heat>(200, "the steps").errors(&[400]);
+    let live = document.get("/api/v1/live", "What the page shows, every two seconds");
+    live.events(200, "server-sent events: `hello`, then `look` after `look`").errors(&[503]);
+    let (shown, whole) =
+        ("The calls of clients as lines of JSON", "The same with the requests themselves, which have values");
+    for (method, summary) in [("get", shown), ("post", whole)] {
+        let mut operation = document.operation(method, "/api/v1/trace", summary);
+        for (name, what) in FILTER {
+            operation = operation.query(name, what);
+        }
+        operation.lines::<TraceLine>(200, "a call a line").errors(&[400, 503]);
+    }
+}
+
+/// What a trace may be asked for.
+const FILTER: [(&str, &str); 8] = [
+    ("kind", "Only calls of this Kind."),
+    ("client", "Only calls of this client: the common name of its certificate, or its address."),
+    ("verb", "Only calls of this verb, such as `list` or `update`."),
+    ("key", "Only keys that begin with this."),
+    ("minMillis", "Only calls that took so many milliseconds."),
+    ("errors", "`true`: only calls that failed."),
+    ("sample", "One of so many calls."),
+    ("seconds", "The end of the trace, in seconds."),
+];
 
 fn objects(document: &mut Document) {
     object::<DataPartitionConfig, DataPartitionConfig, a::DataPartitionConfigList>(
@@ -182,285 +232,12 @@ fn snapshots(document: &mut Document) {
     }
 }
 
-/// The document while it is written.
-struct Document {
-    paths: Map<String, Value>,
-    answers: SchemaGenerator,
-    bodies: SchemaGenerator,
-}
-
-/// An operation while it is written.
-struct Operation<'d> {
-    document: &'d mut Document,
-    path: String,
-    method: &'static str,
-}
-
-impl Document {
-    fn new() -> Self {
-        let settings = |settings: SchemaSettings| {
-            settings.with(|settings| {
-                settings.definitions_path = "/components/schemas".into();
-                settings.meta_schema = None;
-            })
-        };
-        Self {
-            paths: Map::new(),
-            answers: settings(SchemaSettings::draft2020_12().for_serialize()).into_generator(),
-            bodies: settings(SchemaSettings::draft2020_12().for_deserialize()).into_generator(),
-        }
-    }
-
-    fn get(&mut self, path: &str, summary: &str) -> Operation<'_> {
-        self.operation("get", path, summary)
-    }
-
-    fn post(&mut self, path: &str, summary: &str) -> Operation<'_> {
-        self.operation("post", path, summary)
-    }
-
-    fn put(&mut self, path: &str, summary: &str) -> Operation<'_> {
-        self.operation("put", path, summary)
-    }
-
-    fn delete(&mut self, path: &str, summary: &str) -> Operation<'_> {
-        self.operation("delete", path, summary)
-    }
-
-    fn operation(&mut self, method: &'static str, path: &str, summary: &str) -> Operation<'_> {
-        let words = path.split('/').map(|part| part.trim_matches(['{', '}'])).filter(|part| !part.is_empty());
-        let id = std::iter::once(method).chain(words).collect::<Vec<_>>().join("-");
-        let of_path = self.paths.entry(path).or_insert_with(|| json!({}));
-        of_path[method] = json!({ "operationId": id, "summary": summary, "parameters": [], "responses": {} });
-        let operation = Operation { document: self, path: path.to_owned(), method };
-        // Probes have answers for those whom the port does not know as well.
-        if path.starts_with("/api") || path.starts_with("/openapi") {
-            operation.errors(&[401, 403])
-        } else {
-            operation
-        }
-    }
-
-    fn end(mut self) -> Value {
-        let mut schemas = self.answers.take_definitions(true);
-        let mut bodies = Value::Object(self.bodies.take_definitions(true));
-        // A type that is both written and shown has two schemas: fields that may be left out are always shown.
-        let both: Vec<String> = bodies
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(name, schema)| schemas.get(*name).is_some_and(|shown| shown != *schema))
-            .map(|(name, _)| name.clone())
-            .collect();
-        let mut paths = Value::Object(self.paths);
-        for name in &both {
-            let (from, to) = (format!("{SCHEMAS}{name}"), format!("{SCHEMAS}{name}Written"));
-            rename(&mut bodies, &from, &to);
-            for_bodies(&mut paths, &mut |body| rename(body, &from, &to));
-        }
-        if let Value::Object(bodies) = bodies {
-            for (name, schema) in bodies {
-                let name = if both.contains(&name) { format!("{name}Written") } else { name };
-                schemas.insert(name, schema);
-            }
-        }
-        let mut schemas = Value::Object(schemas);
-        as_written(&mut schemas);
-        json!({
-            "openapi": "3.1.0",
-            "info": {
-                "title": "kindred's admin API", "version": env!("CARGO_PKG_VERSION"),
-                "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
-                "description": "The admin port of a router. Who may do what there is in docs/threat-model.md. Bodies may be YAML, and \
-                                answers are, where they are asked for with Accept: application/yaml.",
-            },
-            "security": [{}, { "token": [] }, { "certificate": [] }],
-            "paths": paths,
-            "components": {
-                "schemas": schemas,
-                "securitySchemes": {
-                    "token": { "type": "http", "scheme": "bearer" }, "certificate": { "type": "mutualTLS" },
-                },
-            },
-        })
-    }
-}
-
-impl Operation<'_> {
-    fn value(&mut self) -> &mut Value {
-        &mut self.document.paths[&self.path][self.method]
-    }
-
-    fn parameter(mut self, parameter: Value) -> Self {
-        if let Some(parameters) = self.value()["parameters"].as_array_mut() {
-            parameters.push(parameter);
-        }
-        self
-    }
-
-    fn query(self, name: &str, what: &str) -> Self {
-        self.parameter(
-            json!({ "name": name, "in": "query", "description": what, "schema": { "type": "string" } }),
-        )
-    }
-
-    fn dry_run(self) -> Self {
-        let what = "`All`: only show what would be done.";
-        self.parameter(json!({ "name": "dryRun", "in": "query", "description": what, "schema": { "enum": ["", "All"] } }))
-    }
-
-    fn in_path(self, name: &str, what: &str) -> Self {
-        let schema = json!({ "type": "string" });
-        self.parameter(
-            json!({ "name": name, "in": "path", "required": true, "description": what, "schema": schema }),
-        )
-    }
-
-    fn in_path_of(self, name: &str, what: &str, values: &[&str]) -> Self {
-        let schema = json!({ "type": "string", "enum": values });
-        self.parameter(
-            json!({ "name": name, "in": "path", "required": true, "description": what, "schema": schema }),
-        )
-    }
-
-    fn deprecated(mut self, deprecated: bool) -> Self {
-        if deprecated {
-            self.value()["deprecated"] = json!(true);
-        }
-        self
-    }
-
-    fn body<T: JsonSchema>(mut self) -> Self {
-        let schema = self.document.bodies.subschema_for::<T>().to_value();
-        self.value()["requestBody"] = json!({
-            "required": true,
-            "content": { "application/json": { "schema": schema }, "application/yaml": { "schema": schema } },
-        });
-        self
-    }
-
-    /// Adds a form of the answer with this code.
-    fn form(mut self, code: u16, what: &str, media: &str, schema: Value) -> Self {
-        let response = &mut self.value()["responses"][code.to_string()];
-        if response.is_null() {
-            *response = json!({ "description": what });
-        }
-        let shown = &mut response["content"][media]["schema"];
-        *shown = match shown.take() {
-            Value::Null => schema,
-            Value::Object(mut several) if several.contains_key("anyOf") => {
-                if let Some(Value::Array(all)) = several.get_mut("anyOf") {
-                    all.push(schema);
-                }
-                Value::Object(several)
-            }
-            one => json!({ "anyOf": [one, schema] }),
-        };
-        self
-    }
-
-    fn answer<T: JsonSchema>(self, code: u16, what: &str) -> Self {
-        let schema = self.document.answers.subschema_for::<T>().to_value();
-        self.form(code, what, "application/json", schema)
-    }
-
-    fn answer_or_table<T: JsonSchema>(self, code: u16, what: &str) -> Self {
-        self.answer::<T>(code, what).answer::<a::Table>(code, what)
-    }
-
-    fn stream<T: JsonSchema>(self, code: u16) -> Self {
-        let schema = self.document.answers.subschema_for::<T>().to_value();
-        self.form(code, "the events", "application/json;stream=watch", schema)
-    }
-
-    fn text(self, code: u16, what: &str) -> Self {
-        self.form(code, what, "text/plain", json!({ "type": "string" }))
-    }
-
-    fn anything(self, code: u16, what: &str) -> Self {
-        self.form(code, what, "application/json", json!({ "type": "object" }))
-    }
-
-    fn errors(mut self, codes: &[u16]) -> Self {
-        for code in codes {
-            let what = match code {
-                400 => "the request cannot be understood",
-                401 => "the port does not know who asks",
-                403 => "who asks may not do this",
-                404 => "there is no such object",
-                409 => "it contradicts what is there or under way",
-                410 => "the version is too old: list again",
-                422 => "fields are wrong: each has a cause",
-                501 => "this router has no meta store, or a store is too old",
-                _ => "the meta store or a store cannot be used",
-            };
-            self = self.answer::<a::Status>(*code, what);
-        }
-        self
-    }
-}
-
-/// Renames what `$ref`s name.
-fn rename(value: &mut Value, from: &str, to: &str) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                match value {
-                    Value::String(at) if name == "$ref" && at == from => to.clone_into(at),
-                    value => rename(value, from, to),
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| rename(item, from, to)),
-        _ => {}
-    }
-}
-
-fn for_bodies(paths: &mut Value, change: &mut impl FnMut(&mut Value)) {
-    let operations = paths.as_object_mut().into_iter().flat_map(Map::values_mut);
-    let operations = operations.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
-    operations.filter_map(|operation| operation.get_mut("requestBody")).for_each(change);
-}
-
-/// Writes the names of fields in descriptions as they are written in documents.
-fn as_written(value: &mut Value) {
-    match value {
-        Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                match value {
-                    Value::String(text) if name == "description" => *text = camel(text),
-                    value => as_written(value),
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(as_written),
-        _ => {}
-    }
-}
-
-/// A description with its names in backquotes in camel case, and without the brackets of Rust's links.
-fn camel(text: &str) -> String {
-    let text = text.replace("[`", "`").replace("`]", "`");
-    let parts = text.split('`').enumerate().map(|(at, part)| {
-        let is_name = at % 2 == 1 && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-        if !is_name {
-            return part.to_owned();
-        }
-        let mut words = part.split('_');
-        let first = words.next().unwrap_or_default().to_owned();
-        words.fold(first, |name, word| {
-            let (head, tail) = word.split_at(word.len().min(1));
-            name + &head.to_ascii_uppercase() + tail
-        })
-    });
-    parts.collect::<Vec<_>>().join("`")
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::super::discovery;
+    use super::document::SCHEMAS;
     use super::*;
 
     fn refs(value: &Value, found: &mut BTreeSet<String>) {
@@ -522,13 +299,5 @@ mod tests {
                 assert_eq!(resource.verbs.contains(&verb), there, "{} {verb}", resource.name);
             }
         }
-    }
-
-    #[test]
-    fn descriptions_name_fields_as_documents_do() {
-        assert_eq!(
-            camel("with `range_start`, or [`Durability`], `--a_b`"),
-            "with `rangeStart`, or `Durability`, `--a_b`"
-        );
     }
 }

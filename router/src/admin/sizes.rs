@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kindred_partition_config::ids::{MoveId, Revision};
 use kindred_partition_config::key::KeyRange;
-use kindred_partition_config::kind::KindScheme;
+use kindred_partition_config::kind::{ALL_ELSE, KindScheme};
 use kindred_partition_config::state::{Change, ClusterState};
 use kindred_partition_config::transfers::Transfer;
 use kindred_partition_config::unit::Unit;
@@ -80,7 +80,7 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
     let scheme = state.scheme();
     let mut sized = Vec::new();
     for (kind, transfers) in change.by_kind() {
-        let resource = kind.map_or_else(|| "<all else>".to_owned(), |kind| scheme.name_of(&kind));
+        let resource = kind.map_or_else(|| ALL_ELSE.to_owned(), |kind| scheme.name_of(&kind));
         let Some(record) = MoveRecord::new(MoveId(0), &transfers) else {
             continue;
         };

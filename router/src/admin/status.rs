@@ -1,5 +1,6 @@
 //! Errors of the admin API in Kubernetes' form: a `Status` object with a cause for each field.
 
+use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use kindred_partition_config::validate::FieldError;
@@ -77,6 +78,12 @@ impl ApiError {
 impl From<Vec<FieldError>> for ApiError {
     fn from(errors: Vec<FieldError>) -> Self {
         Self::Invalid(errors)
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::BadRequest(rejection.body_text())
     }
 }
 

@@ -32,7 +32,7 @@ pub fn routes(traffic: &Arc<Traffic>, drain: &Drain) -> Router {
 fn trace((traffic, drain): &(Arc<Traffic>, Drain), filter: Asked, whole: bool) -> Response {
     let filter = match filter {
         Ok(Query(filter)) => filter,
-        Err(rejected) => return ApiError::BadRequest(rejected.body_text()).into_response(),
+        Err(rejected) => return ApiError::from(rejected).into_response(),
     };
     if let Err(wrong) = filter.check() {
         return ApiError::BadRequest(wrong).into_response();

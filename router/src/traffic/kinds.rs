@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use kindred_partition_config::kind::{KindPrefix, KindScheme};
+use kindred_partition_config::kind::{ALL_ELSE, KindPrefix, KindScheme};
 use kindred_router_core::admission::sizes::{Shape, Sizes};
 use kindred_router_core::verb::{Counted, Verb, counted};
 use kindred_transport::metrics::calls::{CODES, code_index};
@@ -16,8 +16,6 @@ use tonic::Code;
 
 /// The Kinds that are counted apart; Kubernetes has some 60, and each custom resource is one more.
 pub const KINDS_MAX: usize = 512;
-/// Keys of no Kind.
-pub const REST: &str = "<rest>";
 /// Ranges over keys of several Kinds.
 pub const SEVERAL: &str = "<several>";
 /// Kinds beyond [`KINDS_MAX`].
@@ -197,7 +195,7 @@ impl Default for Kinds {
         Self {
             kinds: ArcSwap::default(),
             adding: Mutex::new(()),
-            rest: KindTraffic::new(REST, None),
+            rest: KindTraffic::new(ALL_ELSE, None),
             several: KindTraffic::new(SEVERAL, None),
             other: KindTraffic::new(OTHER, None),
         }
@@ -256,7 +254,7 @@ mod tests {
         assert!(Arc::ptr_eq(&pods, &of("/registry/pods/c/d")));
         assert_eq!(&*pods.name, "pods");
         assert_eq!(&*of("/registry/leases/a/b").name, "leases");
-        assert_eq!(&*of("abc").name, REST);
+        assert_eq!(&*of("abc").name, ALL_ELSE);
         for n in 0..2 * KINDS_MAX {
             of(&format!("/registry/example.com/kind{n}s/x"));
         }

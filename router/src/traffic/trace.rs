@@ -13,8 +13,8 @@ use kindred_router_core::plan::Call;
 use kindred_router_core::verb::{self, Asked};
 use kindred_transport::metrics::calls::{CODES, code_index};
 use parking_lot::Mutex;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tonic::Code;
 
@@ -91,42 +91,77 @@ pub struct Ended<'a> {
 
 impl Ended<'_> {
     /// As JSON. Without `whole` no value is in it, only lengths.
-    fn line(&self, at: SystemTime, whole: bool, lost: u64) -> Value {
+    fn line(&self, at: SystemTime, whole: bool, lost: u64) -> TraceLine {
         let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
             Ok(text) => text.to_owned(),
             Err(_) => format!("0x{}", to_hex(bytes)),
         };
-        let mut line = json!({
-            "at": at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-            "client": self.client, "kind": self.kind, "verb": self.asked.verb.label(), "method": method(self.call),
-            "key": text(self.asked.key), "code": CODES[code_index(self.code)],
-            "micros": u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
-            "requestBytes": self.request.len(), "answerBytes": self.answer_bytes,
-        });
-        let mut add = |field: &str, value: Value| {
-            if let Some(fields) = line.as_object_mut() {
-                fields.insert(field.to_owned(), value);
-            }
-        };
-        if !self.asked.range_end.is_empty() {
-            add("rangeEnd", json!(text(self.asked.range_end)));
-            add("limit", json!(self.asked.limit));
-            add("keysOnly", json!(self.asked.keys_only));
+        let Asked { verb, key, range_end, limit, keys_only } = self.asked;
+        TraceLine {
+            at: at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+            client: self.client.to_owned(),
+            kind: self.kind.to_owned(),
+            verb: verb.label(),
+            method: method(self.call),
+            key: text(key),
+            code: CODES[code_index(self.code)],
+            micros: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
+            request_bytes: self.request.len() as u64,
+            answer_bytes: self.answer_bytes,
+            range: (!range_end.is_empty()).then(|| TracedRange {
+                range_end: text(range_end),
+                limit,
+                keys_only,
+            }),
+            message: (!self.message.is_empty()).then(|| self.message.to_owned()),
+            revision: (self.answer_revision > 0).then_some(self.answer_revision),
+            request: whole.then(|| to_hex(self.request)),
+            lost: (lost > 0).then_some(lost),
         }
-        if !self.message.is_empty() {
-            add("message", json!(self.message));
-        }
-        if self.answer_revision > 0 {
-            add("revision", json!(self.answer_revision));
-        }
-        if whole {
-            add("request", json!(to_hex(self.request)));
-        }
-        if lost > 0 {
-            add("lost", json!(lost));
-        }
-        line
     }
+}
+
+/// A call, in a line of a trace.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TraceLine {
+    /// In seconds since the Unix epoch.
+    pub at: f64,
+    pub client: String,
+    pub kind: String,
+    pub verb: &'static str,
+    /// The method of etcd's service KV.
+    pub method: &'static str,
+    /// Bytes that are no text follow `0x`.
+    pub key: String,
+    pub code: &'static str,
+    pub micros: u64,
+    pub request_bytes: u64,
+    pub answer_bytes: u64,
+    /// Of a range.
+    #[serde(flatten)]
+    pub range: Option<TracedRange>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The revision in the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    /// The encoded request in hexadecimal, for those who may see values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<String>,
+    /// The lines before this one for which there was no room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost: Option<u64>,
+}
+
+/// What a traced call asked of a range.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TracedRange {
+    pub range_end: String,
+    pub limit: i64,
+    pub keys_only: bool,
 }
 
 fn to_hex(bytes: &[u8]) -> String {
@@ -199,8 +234,9 @@ impl Tracers {
                 continue;
             };
             let lost = tracer.lost.swap(0, Ordering::Relaxed);
-            let mut line = call.line(SystemTime::now(), tracer.whole, lost).to_string();
-            line.push('\n');
+            let line = call.line(SystemTime::now(), tracer.whole, lost);
+            let mut line = serde_json::to_vec(&line).expect("a line has no keys but names");
+            line.push(b'\n');
             room.send(line.into());
         }
     }
@@ -208,6 +244,8 @@ impl Tracers {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     fn tell(tracers: &Tracers, key: &[u8], code: Code, millis: u64) {

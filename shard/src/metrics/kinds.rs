@@ -1,6 +1,6 @@
 //! The size of each Kind, as of the last second.
 
-use kindred_partition_config::kind::KindScheme;
+use kindred_partition_config::kind::{ALL_ELSE, KindScheme};
 use kindred_proto::shard_v1::KindLoad;
 use kindred_transport::metrics::exposition::{Kind, Metric};
 use parking_lot::Mutex;
@@ -33,8 +33,6 @@ pub const METRICS: [Metric; 5] = [KEYS, LIVE_BYTES, HISTORY_BYTES, QUOTA_BYTES, 
 
 /// The Kinds with series of their own, those with the most bytes.
 const KINDS_MAX: usize = 512;
-/// What belongs to no Kind.
-const REST: &str = "<rest>";
 
 static KINDS: Mutex<Vec<(String, KindLoad)>> = Mutex::new(Vec::new());
 
@@ -56,7 +54,7 @@ fn name_of(prefix: &[u8]) -> String {
     let scheme = KindScheme::default();
     match scheme.kind_prefix(prefix) {
         Some(kind) => scheme.name_of(&kind),
-        None if prefix.is_empty() => REST.to_owned(),
+        None if prefix.is_empty() => ALL_ELSE.to_owned(),
         None => String::from_utf8_lossy(prefix).into_owned(),
     }
 }
@@ -103,7 +101,7 @@ mod tests {
             [
                 "kindred_shard_kind_history_bytes{kind=\"leases\"} 15",
                 "kindred_shard_kind_history_bytes{kind=\"/other/prefix/\"} 15",
-                "kindred_shard_kind_history_bytes{kind=\"<rest>\"} 15",
+                "kindred_shard_kind_history_bytes{kind=\"<all else>\"} 15",
             ]
         );
         assert!(!out.lines().any(|line| line.starts_with("kindred_shard_kind_quota_bytes{")));

@@ -73,6 +73,13 @@ class Member:
             time.sleep(0.1)
         print(self.name, "is", what, flush=True)
 
+    def wait_until_writable(self):
+        """Waits for PostgreSQL, which is promoted after Patroni already says that it leads."""
+        end = time.monotonic() + LIMIT_SECONDS
+        while self.run("SELECT pg_is_in_recovery()") != [False]:
+            assert time.monotonic() < end, f"{self.name} is still in recovery"
+            time.sleep(0.1)
+
     def run(self, statement):
         connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres")
         connection.autocommit = True
@@ -118,10 +125,12 @@ def main():
         two = Member("two")
         members.append(two)
         two.wait("replica")
+        one.wait_until_writable()
         one.run("CREATE TABLE rows AS SELECT 'a' AS value")
         two.wait_for_rows("a")
         assert one.asked("switchover", {"leader": "one", "candidate": "two"}) == 200
         two.wait("leader")
+        two.wait_until_writable()
         two.run("INSERT INTO rows VALUES ('b')")
         one.wait("replica")
         one.wait_for_rows("a", "b")
