@@ -154,7 +154,7 @@ pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &
     if config.history_max.is_some() {
         let message = "no store keeps the history of a Kind by itself, so this would not be done";
         let what_to_do =
-            "leave it out, and give the shards --history-max-age, which is for all Kinds of a shard";
+            "leave it out, and give the shards --history-max-bytes or --history-max-age, which are for all Kinds of a shard";
         errors.add(format!("{path}.historyMax"), message, what_to_do);
     }
 }

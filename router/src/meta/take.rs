@@ -83,7 +83,7 @@ pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) 
     for field in state.without_effect().iter().filter(|field| !told.contains(field)) {
         tracing::warn!(
             field,
-            "nothing is done with this field of an earlier version; remove it, and give the shards --history-max-age"
+            "nothing is done with this field of an earlier version; remove it, and give the shards --history-max-bytes or --history-max-age"
         );
     }
 }
