@@ -14,6 +14,20 @@ use crate::scenario::wait_for;
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
+/// What is in the chunks of a body.
+fn whole(mut chunks: &str) -> anyhow::Result<String> {
+    let mut body = String::new();
+    loop {
+        let (length, rest) = chunks.split_once("\r\n").context("a chunk's length")?;
+        let length = usize::from_str_radix(length, 16)?;
+        if length == 0 {
+            return Ok(body);
+        }
+        body += rest.get(..length).context("a whole chunk")?;
+        chunks = rest[length..].strip_prefix("\r\n").context("the end of a chunk")?;
+    }
+}
+
 /// A client of the admin port of a router.
 #[derive(Debug, Clone)]
 pub struct Admin {
@@ -73,7 +87,8 @@ impl Admin {
         tokio::time::timeout(ANSWER_LIMIT, stream.read_to_string(&mut answer)).await??;
         let (head, body) = answer.split_once("\r\n\r\n").context("an answer with a head")?;
         let code = head.split(' ').nth(1).context("a status line")?.parse()?;
-        Ok((code, body.to_owned()))
+        let chunked = head.to_lowercase().contains("\r\ntransfer-encoding: chunked");
+        Ok((code, if chunked { whole(body)? } else { body.to_owned() }))
     }
 
     /// Sends a request that must succeed, and returns its answer.
