@@ -1,6 +1,7 @@
 //! Commands that talk to a router's admin port: objects, moves, stores. Each reports its outcome as an exit status ([`failure`]).
 
 pub mod adopt;
+mod advise;
 pub mod args;
 mod backup;
 pub mod client;
@@ -74,6 +75,7 @@ async fn dispatch(command: AdminCommand, outer: &Connect) -> Result<(), Failure>
         AdminCommand::Verify(args) => backup::hashes::run(&args, outer).await,
         AdminCommand::Reconcile(args) => reconcile::reconcile(&client(&args.connect)?, &args).await,
         AdminCommand::Top(args) => top::top(&client(&args.connect)?, &args).await,
+        AdminCommand::Advise(args) => advise::advise(&client(&args.connect)?, &args).await,
         AdminCommand::Trace(args) => trace::trace(&client(&args.connect)?, &args).await,
         AdminCommand::Store(args) => store::run(&client(args.command.connect())?, &args.command).await,
     }

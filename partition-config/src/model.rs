@@ -168,10 +168,26 @@ pub struct DataPartitionConfig {
     /// Kind must agree. The shard's default applies if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
+    /// What each router lets clients ask of the Kind. All configs of a Kind must agree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitsConfig>,
     /// Accepted only in existing documents, where it has no effect. A new or updated config with this field is
     /// refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_max: Option<String>,
+}
+
+/// What each router lets clients ask of a Kind. What is beyond is refused before it is read, with etcd's "too many
+/// requests". A second's worth may come at once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LimitsConfig {
+    /// Gets, lists and counts in a second, at least 1; no limit if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads_per_second: Option<u32>,
+    /// Writes in a second, at least 1; no limit if absent. A lease of Kubernetes is a Kind as any other: its renewals count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writes_per_second: Option<u32>,
 }
 
 /// The supported subset of Kubernetes' object metadata.

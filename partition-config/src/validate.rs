@@ -15,7 +15,9 @@ use crate::{
     key::{Key, KeyRange},
     kind::{KindPrefix, KindScheme},
     map::{Partition, PartitionMap, Placement, StoreIdx},
-    model::{DataPartitionConfig, Durability, KindredConfig, StandbyConfig, StoreConfig, StoreType},
+    model::{
+        DataPartitionConfig, Durability, KindredConfig, LimitsConfig, StandbyConfig, StoreConfig, StoreType,
+    },
 };
 
 mod placement;
@@ -57,6 +59,7 @@ pub struct KindSettings {
     pub kind: KindPrefix,
     /// `None` leaves the choice to the shard.
     pub durability: Option<Durability>,
+    pub limits: LimitsConfig,
 }
 
 pub type FieldErrors = Errors<FieldError>;
@@ -153,8 +156,7 @@ pub(crate) fn place(
 pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut FieldErrors) {
     if config.history_max.is_some() {
         let message = "no store keeps the history of a Kind by itself, so this would not be done";
-        let what_to_do =
-            "leave it out, and give the shards --history-max-age, which is for all Kinds of a shard";
+        let what_to_do = "leave it out, and give the shards --history-max-bytes or --history-max-age, which are for all Kinds of a shard";
         errors.add(format!("{path}.historyMax"), message, what_to_do);
     }
 }
@@ -339,6 +341,15 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut FieldErrors) -> BTreeMap<KindPrefi
                 errors.add(format!("{path}.durability"), message, "write none, buffered or fsync");
                 None
             });
+        let limits = config.limits.unwrap_or_default();
+        for (field, limit) in
+            [("readsPerSecond", limits.reads_per_second), ("writesPerSecond", limits.writes_per_second)]
+        {
+            if limit == Some(0) {
+                let what_to_do = "write 1 or more, or leave it out for no limit";
+                errors.add(format!("{path}.limits.{field}"), "0 would refuse everything", what_to_do);
+            }
+        }
         errors.extend(of_range);
         let Some((kind, start, end)) = range else { continue };
         let path = path.clone();
@@ -473,7 +484,17 @@ fn whole_kind(
             );
         }
     }
-    KindSettings { kind: kind.clone(), durability }
+    let limits = ranges.first().and_then(|first| first.config.limits).unwrap_or_default();
+    for range in ranges.iter().skip(1) {
+        if range.config.limits.unwrap_or_default() != limits {
+            errors.add(
+                format!("{}.limits", range.path),
+                format!("another partition of {name} has other limits"),
+                "give all partitions of the Kind the same",
+            );
+        }
+    }
+    KindSettings { kind: kind.clone(), durability, limits }
 }
 
 /// The partitions of a Kind that is completely covered: its pseudo-key, on a store of the first range, and its

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use kindred_router_core::admission::sizes::Shape;
 use kindred_router_core::admission::{Begun, Entry, Lane, Limits, Ticket};
+use kindred_router_core::verb::Verb;
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use parking_lot::Mutex;
@@ -34,10 +35,10 @@ const STREAM_HOLD: Duration = Duration::from_secs(5);
 /// Whether lists are held back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
-    /// Long lists wait for their turn.
+    /// Long lists wait for their turn, and what is beyond the limits of a Kind is refused.
     #[default]
     Enforce,
-    /// No list waits; metrics tell which would have.
+    /// Nothing waits or is refused; metrics tell what would have been.
     Observe,
     Off,
 }
@@ -47,6 +48,7 @@ pub enum Mode {
 pub struct Admission {
     lane: Mutex<Lane<oneshot::Sender<Permit>>>,
     mode: Mode,
+    began: Instant,
     /// Lists that would have waited.
     observed: AtomicU64,
 }
@@ -83,7 +85,12 @@ impl Admission {
     #[must_use]
     pub fn new(mode: Mode, limits: Limits) -> Arc<Self> {
         let limits = Limits { lists: limits.lists.max(1), ..limits };
-        Arc::new(Self { lane: Mutex::new(Lane::new(limits)), mode, observed: AtomicU64::new(0) })
+        Arc::new(Self {
+            lane: Mutex::new(Lane::new(limits)),
+            mode,
+            began: Instant::now(),
+            observed: AtomicU64::new(0),
+        })
     }
 
     /// Lists that run in the lane, that wait for it, and that would have waited.
@@ -99,6 +106,18 @@ impl Admission {
             // Dropped outside of the lock, which a permit takes.
             drop(waiter.send(Permit { admission: self.clone(), bytes }));
         }
+    }
+
+    /// Refuses a call that is beyond the limits of its Kind.
+    ///
+    /// # Errors
+    /// etcd's "too many requests"; nothing was read.
+    pub fn check(&self, kind: &KindTraffic, verb: Verb) -> Result<(), Status> {
+        let now = || u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if self.mode == Mode::Off || kind.is_within(verb, now) || self.mode == Mode::Observe {
+            return Ok(());
+        }
+        Err(grpc::status(EtcdError::TooManyRequests))
     }
 
     /// Waits until a list of this Kind may run; nothing is returned for one that is short.
@@ -201,7 +220,10 @@ impl Holding {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use kindred_partition_config::kind::KindScheme;
+    use kindred_partition_config::model::LimitsConfig;
 
     use super::*;
     use crate::traffic::kinds::Kinds;
@@ -277,5 +299,30 @@ mod tests {
         drop(stream);
         let off = one_at_a_time(Mode::Off);
         assert!(off.enter(&kind, WHOLE, "a", later()).await.unwrap().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_beyond_a_limit_is_refused_or_only_counted() {
+        let (scheme, kinds) = (KindScheme::default(), Kinds::default());
+        let limits = LimitsConfig { writes_per_second: Some(2), ..LimitsConfig::default() };
+        kinds.set_limits(&scheme, &BTreeMap::from([(scheme.resolve("pods").unwrap(), limits)]));
+        let pods = kinds.of(&scheme, b"/registry/pods/a/b", b"");
+        let passed = |mode| {
+            let admission = one_at_a_time(mode);
+            (0..10).filter(|_| admission.check(&pods, Verb::Update).is_ok()).count()
+        };
+        assert_eq!((passed(Mode::Enforce), pods.limited()), (2, 8));
+        assert_eq!((passed(Mode::Observe), pods.limited()), (10, 18));
+        assert_eq!((passed(Mode::Off), pods.limited()), (10, 18));
+        let refused = {
+            let admission = one_at_a_time(Mode::Enforce);
+            admission.check(&pods, Verb::Put).unwrap_err()
+        };
+        let expected = grpc::status(EtcdError::TooManyRequests);
+        assert_eq!((refused.code(), refused.message()), (expected.code(), expected.message()));
+        let admission = one_at_a_time(Mode::Enforce);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(admission.check(&pods, Verb::Put).is_ok(), "time brings more");
+        assert!(admission.check(&pods, Verb::Get).is_ok());
     }
 }

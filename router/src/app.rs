@@ -65,7 +65,10 @@ impl App {
     ) -> Self {
         let (cluster, identity) = (Arc::new(cluster), Arc::new(identity));
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
+        let traffic = Traffic::new();
+        traffic.kinds.set_limits(&cluster.state().scheme(), &meta::take::limits(&cluster.state()));
         let keeper = Arc::new(StateKeeper {
+            traffic: traffic.clone(),
             cluster,
             stores: stores.clone(),
             routing: routing.clone(),
@@ -75,7 +78,6 @@ impl App {
         });
         let compactor = Compactor::new(stores.clone());
         let feeds = Feeds::new(stores.clone(), feeds, drain.killed());
-        let traffic = Traffic::new();
         Self { stores, routing, keeper, identity, feeds, leases, compactor, traffic, admission, drain }
     }
 

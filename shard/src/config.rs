@@ -18,7 +18,7 @@ use kindred_transport::{
 };
 use serde::Deserialize;
 
-use crate::{clock::WallClock, identity::Identity, starting::Starting};
+use crate::{clock::WallClock, core::history::HISTORY_AGE_MIN, identity::Identity, starting::Starting};
 
 pub mod durability;
 mod file;
@@ -27,8 +27,6 @@ use self::{durability::DurabilitySettings, file::read_file};
 
 /// The default age of history that no client compacts, in a cluster: six times what kube-apiserver leaves.
 const HISTORY_AGE_MAX: Duration = Duration::from_secs(30 * 60);
-/// The least age: lists at younger revisions must be readable to their end (R5).
-const HISTORY_AGE_MIN: Duration = Duration::from_secs(10);
 
 /// Flags of a shard, etcd's names where etcd has one.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -149,6 +147,10 @@ pub struct Options {
     /// --in-cluster, else 0s].
     #[arg(long, value_name = "DURATION")]
     pub history_max_age: Option<String>,
+    /// Bytes of history above which the oldest is compacted although nobody asks for it, but for the last 10s; 0 = none is
+    /// [default: half of the quota with --in-cluster, else 0].
+    #[arg(long, value_name = "BYTES")]
+    pub history_max_bytes: Option<u64>,
     /// Bytes above which NOSPACE is raised; 0 = no quota [default: 60 % of the memory of the cgroup, or of the machine,
     /// divided by --memory-shared-by].
     #[arg(long, value_name = "BYTES")]
@@ -217,6 +219,8 @@ pub struct Settings {
     pub progress_interval: Duration,
     /// The age beyond which history is compacted automatically.
     pub history_age_max: Option<Duration>,
+    /// The bytes of history above which the oldest is compacted automatically; 0 = none, `None` = by the quota.
+    pub history_bytes_max: Option<u64>,
     /// `None` = derived from the available memory.
     pub quota_bytes: Option<u64>,
     pub memory_shared_by: u32,
@@ -325,6 +329,7 @@ impl Options {
                 .watch_progress_notify_interval
                 .or(file.watch_progress_notify_interval),
             history_max_age: self.history_max_age.or(file.history_max_age),
+            history_max_bytes: self.history_max_bytes.or(file.history_max_bytes),
             quota_backend_bytes: self.quota_backend_bytes.or(file.quota_backend_bytes),
             memory_shared_by: self.memory_shared_by.or(file.memory_shared_by),
             quota: self.quota.or(file.quota),
@@ -414,6 +419,7 @@ impl Options {
             ));
         }
         let history_age_max = history_age_max(self.history_max_age.as_deref(), self.in_cluster, revisions);
+        let history_bytes_max = history_bytes_max(self.history_max_bytes, self.in_cluster, revisions);
         let bytes = self.max_request_bytes.unwrap_or(1_572_864);
         // The length of a gRPC message has 32 bits.
         if !(1024..=(1 << 31)).contains(&bytes) {
@@ -461,6 +467,7 @@ impl Options {
             // etcd has the same minimum.
             progress_interval: interval.max(Duration::from_millis(100)),
             history_age_max: errors.or(in_field("history-max-age", history_age_max), None),
+            history_bytes_max: errors.or(in_field("history-max-bytes", history_bytes_max), None),
             quota_bytes: self.quota_backend_bytes,
             memory_shared_by: self.memory_shared_by.unwrap_or(1),
             starting: Starting::default(),
@@ -503,6 +510,22 @@ fn history_age_max(
         return Err(format!("{text:?} is less than {min}s, for which lists may be read"));
     }
     Ok(Some(age))
+}
+
+/// The maximum bytes of history; `None` = by the quota.
+fn history_bytes_max(
+    bytes: Option<u64>,
+    in_cluster: bool,
+    revisions: Revisions,
+) -> Result<Option<u64>, String> {
+    match bytes {
+        None if in_cluster => Ok(None),
+        None | Some(0) => Ok(Some(0)),
+        Some(_) if revisions == Revisions::Dense => {
+            Err("dense revisions tell no age, by which history goes: leave it out, or write 0".to_owned())
+        }
+        Some(bytes) => Ok(Some(bytes)),
+    }
 }
 
 fn revisions(text: Option<&str>) -> Result<Revisions, String> {

@@ -34,6 +34,7 @@ use crate::{
 
 mod disk;
 pub(crate) mod feeds;
+pub mod history;
 pub mod jobs;
 mod later;
 mod leases;
@@ -47,7 +48,7 @@ pub use self::disk::{CheckpointWaiter, Disk, LogState};
 pub(crate) use self::later::{AfterPublish, Later, LoggedModes, WhenDurable};
 pub use self::later::{Answer, Taken};
 pub use self::replica::Replica;
-use self::{leases::EndedWatcher, load::Written};
+use self::{history::HistoryBound, leases::EndedWatcher, load::Written};
 
 /// A read of up to this many keys is answered in one turn.
 const WHOLE_KEYS: usize = 512;
@@ -147,6 +148,8 @@ pub struct CoreSettings {
     pub quota_bytes: u64,
     /// Quotas of single Kinds, by prefix.
     pub quotas: BTreeMap<Key, u64>,
+    /// The bytes of history above which the oldest is compacted; 0 = none.
+    pub history_bytes_max: u64,
     /// Tells which Kind a key belongs to.
     pub kinds: KindScheme,
     /// How much is done in one turn.
@@ -183,6 +186,7 @@ pub struct Core {
     kinds: KindScheme,
     sizes: Sizes,
     quotas: BTreeMap<Key, u64>,
+    history: HistoryBound,
     written: Written,
     /// Whether the start found no data, so that the engine begins anew once the clock is confirmed.
     pub found_nothing: bool,
@@ -232,6 +236,7 @@ impl Core {
             kinds: settings.kinds,
             sizes: settings.sizes,
             quotas: settings.quotas,
+            history: HistoryBound::of(settings.history_bytes_max),
             written: Written::new(now),
             found_nothing: true,
             opens_at: WallMicros(0),
@@ -252,6 +257,7 @@ impl Core {
         self.owns(&op, hints.generation)?;
         let cost = cost(&op);
         if cost > 0 {
+            self.bound_history();
             self.check_room(cost)?;
             self.check_quota(&op)?;
         }

@@ -16,6 +16,7 @@ use kindred_partition_config::{
     key::KeyRange,
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
+use kindred_transport::clock::process_cpu;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
@@ -304,6 +305,8 @@ impl Shard for ShardService {
 
     async fn load(&self, request: Request<pb::LoadRequest>) -> Result<Response<pb::LoadResponse>, Status> {
         let ranges = key_ranges(request.into_inner().ranges);
-        Ok(Response::new(self.member.handle.call(call::ShowLoad { ranges }).await?))
+        let load = self.member.handle.call(call::ShowLoad { ranges }).await?;
+        let cpu_micros = u64::try_from(process_cpu().as_micros()).unwrap_or(u64::MAX);
+        Ok(Response::new(pb::LoadResponse { cpu_micros, ..load }))
     }
 }

@@ -489,6 +489,7 @@ pub(crate) fn engine_settings(
         slot: settings.slot,
         quota_bytes,
         quotas: quotas.collect(),
+        history_bytes_max: settings.history_bytes_max.unwrap_or(quota_bytes / 2),
         kinds,
         sizes: Sizes::default(),
     };

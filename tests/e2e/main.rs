@@ -5,6 +5,7 @@
 //! `etcd` tests these tests. Suites about several shards or about kindred's TLS flags need `kindred`.
 
 mod adopt;
+mod advise;
 mod again;
 mod backup;
 mod backup_snapshot;

@@ -363,6 +363,42 @@ fn a_trace_shows_calls_as_they_end_and_values_only_when_asked() {
 }
 
 #[test]
+fn limits_of_a_kind_hold_from_the_moment_they_are_applied() {
+    scenario::run("observed-limits", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "kindred", &[]).await?;
+        let (client, admin) = (up.client().await?, Admin::at(&up.admin));
+        let writes = async |kind: &str| {
+            let mut refused = 0;
+            for at in 0..30 {
+                match put(&client, &format!("/registry/{kind}/a/x{at}"), "1").await {
+                    Ok(_) => {}
+                    Err(error) => {
+                        ensure!(error.to_string().contains("etcdserver: too many requests"), "{error}");
+                        refused += 1;
+                    }
+                }
+            }
+            Ok(refused)
+        };
+        ensure!(writes("events").await? == 0);
+        let path = "/api/v1/datapartitionconfigs/events";
+        let mut config = admin.ok("GET", path, &Value::Null).await?;
+        config["limits"]["writesPerSecond"] = 1.into();
+        let config = admin.ok("PUT", path, &config).await?;
+        ensure!(config["limits"]["writesPerSecond"] == 1, "{config}");
+        // One passes, and one more for each second that this takes.
+        wait_for("the limit", WITHIN, || async { Ok((writes("events").await? > 5).then_some(())) }).await?;
+        ensure!(writes("pods").await? == 0, "other Kinds have no limit");
+        ensure!(range(&client, below("/registry/events/")).await?.kvs.len() == 30, "reads have none");
+        ensure!(sample(&metrics(&up.admin).await?, "kindred_kind_limited_total", &["kind=\"events\""]) > 5.0);
+        let mut config = admin.ok("GET", path, &Value::Null).await?;
+        config.as_object_mut().context("an object")?.remove("limits");
+        admin.ok("PUT", path, &config).await?;
+        wait_for("no limit", WITHIN, || async { Ok((writes("events").await? == 0).then_some(())) }).await
+    });
+}
+
+#[test]
 fn top_prints_kinds_and_stores_without_a_terminal() {
     scenario::run("observed-top", LIMIT, |dir| async move {
         let config = dir.join("one.yaml");

@@ -37,6 +37,8 @@ pub enum AdminCommand {
     Top(TopArgs),
     /// Show the calls of clients as lines of JSON, as they end.
     Trace(TraceArgs),
+    /// Say what the load of the stores calls for, with the reason and what is expected of it; on request do it.
+    Advise(AdviseArgs),
     /// Add, replace, remove or list stores.
     Store(StoreArgs),
     /// Show the version of this program, its commit and compiler; with --router also a router's and its stores'.
@@ -611,6 +613,50 @@ pub struct TopArgs {
     /// The router to ask; numbers of calls are of its own clients.
     #[command(flatten)]
     pub connect: Connect,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct AdviseArgs {
+    /// How long to look at the load; with --auto, how often.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Relieve shards that use more of a core than this; the engine of a shard is one thread.
+    #[arg(long, value_name = "PART", default_value_t = 0.6, value_parser = part)]
+    pub cores: f64,
+    /// Relieve stores that use more of their quota than this.
+    #[arg(long, value_name = "PART", default_value_t = 0.8, value_parser = part)]
+    pub room: f64,
+    /// Do the first of it that a router can do, and wait for its moves.
+    #[arg(long, conflicts_with_all = ["auto", "output"])]
+    pub apply: bool,
+    /// Go on looking, and do what was found in several looks in a row, one change at a time. Each decision is a line.
+    #[arg(long, conflicts_with = "output")]
+    pub auto: bool,
+    /// With --auto: so many looks in a row must find the same.
+    #[arg(long, value_name = "N", default_value_t = 6, requires = "auto", value_parser = clap::value_parser!(u32).range(1..))]
+    pub looks: u32,
+    /// With --auto: at most so many changes in 24 hours.
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "auto")]
+    pub changes_per_day: u32,
+    /// With --auto: change nothing in these hours (UTC), such as 08:00-20:00.
+    #[arg(long, value_name = "FROM-TO", requires = "auto")]
+    pub quiet_hours: Option<String>,
+    /// With --auto: make no move for which writes would wait longer than this.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration, requires = "auto")]
+    pub pause_max: Duration,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: Output,
+    /// The router to ask; traffic is that of its own clients.
+    #[command(flatten)]
+    pub connect: Connect,
+}
+
+/// A part of a whole, above 0.
+fn part(text: &str) -> Result<f64, String> {
+    let wrong = || format!("{text:?} is no number above 0 and at most 64, such as 0.6");
+    let part: f64 = text.parse().map_err(|_| wrong())?;
+    if part > 0.0 && part <= 64.0 { Ok(part) } else { Err(wrong()) }
 }
 
 #[derive(Debug, Clone, Default, Args)]

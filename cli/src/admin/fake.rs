@@ -583,3 +583,60 @@ fn completion_knows_the_commands() {
         assert!(["drain", "reverse", "no-wait"].iter().all(|word| script.contains(word)), "{shell}");
     }
 }
+
+/// Answers of a router whose store `a` is busy with pods and nodes.
+fn busy_cluster(at: f64, cpu: f64, calls: u64) -> Value {
+    let kind = |name: &str, calls: u64| {
+        json!({ "kind": name, "stores": ["a"], "byStore": [{ "store": "a", "bytes": 1000, "historyBytes": 10, "writtenPerSecond": calls }],
+            "traffic": { "verbs": { "update": { "ok": calls, "failed": {} } } } })
+    };
+    json!({ "at": at, "kinds": [kind("pods", calls * 2), kind("nodes", calls)],
+        "stores": [{ "store": "a", "heldBytes": 2000, "quotaBytes": 9000, "cpuSeconds": cpu }, { "store": "b", "heldBytes": 0, "quotaBytes": 9000, "cpuSeconds": 0.1 }] })
+}
+
+#[tokio::test]
+async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
+    let shard = |name: &str| json!({ "name": name, "type": "shard", "state": "up" });
+    let stores = json!({ "stores": [shard("a"), shard("b")] });
+    let none = |field: &str| (200, json!({ field: [] }));
+    let plan = begun().1;
+    let answers = [
+        (
+            "GET /api/v1/kinds",
+            &[(200, busy_cluster(100.0, 10.0, 0)), (200, busy_cluster(110.0, 19.0, 1000))][..],
+        ),
+        ("GET /api/v1/stores", &[(200, stores)][..]),
+        ("GET /api/v1/partitions", &[none("partitions")][..]),
+        ("GET /api/v1/moves", &[none("items")][..]),
+        ("POST /api/v1/move?dryRun=All", &[(200, plan)][..]),
+        ("POST /api/v1/move", &[begun()][..]),
+        (MOVE, &[moved("Switched", "there", 2040)][..]),
+    ];
+    let fake = Fake::start(&answers).await;
+    let (ended, printed) = fake.run(&["advise", "--seconds", "1", "--apply"]).await;
+    assert_eq!(ended, Ok(()), "{printed}");
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines[0], "1. move pods to b");
+    assert_eq!(lines[1], "   because store a uses 0.90 cores, 0.60 of them for pods");
+    assert_eq!(lines[2], "   then a would use 0.30 cores, b 0.60");
+    assert!(printed.contains("~4.0 ms") && printed.contains("now: move pods to b"), "{printed}");
+    let made = fake.asked().into_iter().filter(|(line, _)| line.starts_with("POST")).collect::<Vec<_>>();
+    let body = json!({ "kind": "pods", "to": "b" });
+    assert_eq!(
+        made,
+        [("POST /api/v1/move?dryRun=All".to_owned(), body.clone()), ("POST /api/v1/move".to_owned(), body)]
+    );
+    let (ended, printed) = fake.run(&["advise", "--seconds", "1", "-o", "json"]).await;
+    assert_eq!(ended, Ok(()));
+    assert_eq!(
+        serde_json::from_str::<Value>(&printed).unwrap()["proposals"],
+        json!([]),
+        "nothing was asked meanwhile"
+    );
+    for wrong in [["--cores", "0"], ["--room", "x"], ["--looks", "2"]] {
+        let words: Vec<&str> = ["kindred", "advise"].into_iter().chain(wrong).collect();
+        assert!(Cli::try_parse_from(words).is_err(), "{wrong:?}");
+    }
+    let (ended, _) = fake.run(&["advise", "--auto", "--quiet-hours", "8-20"]).await;
+    assert!(matches!(ended, Err(Failure::Usage(text)) if text.contains("08:00-20:00")));
+}

@@ -309,6 +309,7 @@ impl ClusterState {
             resource,
             ring: None,
             durability: None,
+            limits: None,
             history_max: None,
         }
     }

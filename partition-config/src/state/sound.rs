@@ -9,7 +9,7 @@ use super::{ClusterState, StoreObject, StoreState, config_path, store_path};
 use crate::{
     kind::KindPrefix,
     map::StoreIdx,
-    model::Durability,
+    model::{Durability, LimitsConfig},
     validate::{FieldError, FieldErrors, KindSettings, Validated},
 };
 
@@ -88,10 +88,27 @@ impl ClusterState {
             let Ok(kind) = scheme.resolve(&config.resource) else { continue };
             let durability: Option<Durability> =
                 config.durability.as_deref().and_then(|text| text.parse().ok());
-            let settings = kinds.entry(kind.clone()).or_insert(KindSettings { kind, durability: None });
+            let said = config.limits.unwrap_or_default();
+            let first = !kinds.contains_key(&kind);
+            let settings = kinds.entry(kind.clone()).or_insert(KindSettings {
+                kind,
+                durability: None,
+                limits: LimitsConfig::default(),
+            });
             settings.durability = stronger(settings.durability, durability);
+            // Where they disagree, nobody is kept out by a limit that may be wrong.
+            settings.limits = if first { said } else { looser(settings.limits, said) };
         }
         kinds.into_values().collect()
+    }
+}
+
+/// The limits that refuse less.
+fn looser(one: LimitsConfig, other: LimitsConfig) -> LimitsConfig {
+    let of = |one: Option<u32>, other: Option<u32>| one.zip(other).map(|(one, other)| one.max(other));
+    LimitsConfig {
+        reads_per_second: of(one.reads_per_second, other.reads_per_second),
+        writes_per_second: of(one.writes_per_second, other.writes_per_second),
     }
 }
 

@@ -131,6 +131,14 @@ fn a_kind_is_of_one_mind() {
     let low = "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true, durability: fsync";
     let high = "resource: pods, serviceGroupId: a, rangeStart: g, isRangeStartValid: true";
     assert_eq!(paths(&config(&[low, high])), ["partitions[1].durability"]);
+    let low =
+        "resource: pods, serviceGroupId: a, rangeEnd: g, isRangeEndValid: true, limits: {readsPerSecond: 5}";
+    assert_eq!(paths(&config(&[low, high])), ["partitions[1].limits"]);
+    let same = format!("{high}, limits: {{readsPerSecond: 5}}");
+    let limits = validate(&config(&[low, &same])).unwrap().kinds[0].limits;
+    assert_eq!((limits.reads_per_second, limits.writes_per_second), (Some(5), None));
+    let none = "resource: pods, serviceGroupId: a, limits: {writesPerSecond: 0}";
+    assert_eq!(paths(&config(&[none])), ["partitions[0].limits.writesPerSecond"]);
 }
 
 #[test]

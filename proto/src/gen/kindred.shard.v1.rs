@@ -501,6 +501,9 @@ pub struct LoadResponse {
     /// The last checkpoint since the start.
     #[prost(message, optional, tag = "7")]
     pub checkpoint: ::core::option::Option<CheckpointLoad>,
+    /// The time that the process has used of all cores since its start.
+    #[prost(uint64, tag = "8")]
+    pub cpu_micros: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LogLoad {

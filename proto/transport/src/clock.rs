@@ -1,10 +1,12 @@
-//! The wall clock of a process, which a simulation can replace.
+//! The wall clock of a process, which a simulation can replace, and its processor time.
 
 use std::{
     fmt,
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// A source of wall-clock time.
 #[derive(Clone, Default)]
@@ -36,4 +38,12 @@ impl fmt::Debug for WallClock {
             Self::Other(_) => "Other",
         })
     }
+}
+
+/// The time that this process has used of all cores since its start.
+#[must_use]
+pub fn process_cpu() -> Duration {
+    let used = clock_gettime(ClockId::ProcessCPUTime);
+    let (seconds, nanos) = (u64::try_from(used.tv_sec), u32::try_from(used.tv_nsec));
+    Duration::new(seconds.unwrap_or_default(), nanos.unwrap_or_default())
 }

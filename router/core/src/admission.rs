@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+pub mod rate;
 pub mod sizes;
 
 /// The limits of the lane.

@@ -45,6 +45,12 @@ impl Verb {
         Self::Watch,
     ];
 
+    /// Whether it changes keys.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        !matches!(self, Self::Get | Self::List | Self::Count | Self::Watch)
+    }
+
     /// The label on metrics.
     #[must_use]
     pub fn label(self) -> &'static str {

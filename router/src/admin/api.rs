@@ -268,7 +268,7 @@ enum Made {
 }
 
 async fn made(mover: &Arc<Mover>, edit: Edit, options: &Options) -> Result<Made, ApiError> {
-    let verb = Verb::Edit(edit);
+    let verb = Verb::Edit(Box::new(edit));
     if options.is_dry_run()? {
         return verbs::planned(mover, std::slice::from_ref(&verb)).await.map(Made::Plan);
     }

@@ -20,6 +20,7 @@ use kindred_router_core::digest::Digest;
 use kindred_router_core::plan::Placement as _;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
+use kindred_transport::clock::process_cpu;
 use kindred_transport::metrics::calls::CODES;
 use prost::Message as _;
 use serde::Deserialize;
@@ -125,6 +126,7 @@ async fn shown(mover: &Mover, traffic: &Traffic) -> KindList {
         router: mover.identity.name.clone(),
         at: seconds(SystemTime::now()),
         step_seconds: samples::STEP.as_secs(),
+        cpu_seconds: process_cpu().as_secs_f64(),
         kinds: listed.collect(),
         stores,
     }
@@ -139,6 +141,7 @@ fn problem(store: &str, problem: &str) -> StoreHolds {
         full: None,
         fsync_p99_micros: None,
         not_durable_bytes: None,
+        cpu_seconds: None,
     }
 }
 
@@ -151,6 +154,8 @@ fn of_store(name: &str, load: &LoadResponse) -> StoreHolds {
         full: Some(load.full),
         fsync_p99_micros: Some(load.fsync_p99_micros),
         not_durable_bytes: Some(load.logs.iter().map(|log| log.not_durable_bytes).sum()),
+        // An older shard does not say.
+        cpu_seconds: (load.cpu_micros > 0).then_some(load.cpu_micros as f64 / 1e6),
     }
 }
 

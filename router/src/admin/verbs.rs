@@ -54,7 +54,7 @@ pub enum Verb {
     /// Changes several objects at once.
     Apply(ApplyBody),
     /// Changes one object.
-    Edit(Edit),
+    Edit(Box<Edit>),
 }
 
 /// The body of `move`.
@@ -371,7 +371,7 @@ impl Verb {
         let begins = match self {
             Self::Move(_) | Self::Split(_) | Self::Merge(_) | Self::Drain(_) => Begins::WhatIsNotThere,
             // This may drain the store.
-            Self::Edit(Edit::UpdateGroup(_)) => Begins::WhatIsNotThere,
+            Self::Edit(edit) if matches!(**edit, Edit::UpdateGroup(_)) => Begins::WhatIsNotThere,
             Self::Replace(_) | Self::Apply(_) | Self::Edit(_) => Begins::WhatItChanges,
         };
         let records = known.values().map(|(record, _)| record);
@@ -657,7 +657,7 @@ mod tests {
             assert!(why.contains("kindred move reverse 3"), "{why}");
         }
         // The store that the move left cannot be removed before the move is over.
-        let remove = || Verb::Edit(Edit::Delete(Resource::Groups, "a".to_owned(), None));
+        let remove = || Verb::Edit(Box::new(Edit::Delete(Resource::Groups, "a".to_owned(), None)));
         let drained = next.drain_store(&StoreName("a".to_owned()), Some(&StoreName("b".to_owned()))).unwrap();
         let drained = drained.state.with_transfers(&drained.transfers).unwrap();
         let why = said(remove().beside(&drained, &known).unwrap_err());

@@ -93,8 +93,9 @@ impl Kv {
         result.map(|answer| self.with.identity.patched(answer))
     }
 
-    /// Waits until a long list may be read, and returns its place.
+    /// Refuses a call beyond its Kind's limits; waits until a long list may be read, and returns its place.
     async fn place(&self, counting: &Counting, metadata: &MetadataMap) -> Result<Option<Permit>, Status> {
+        self.with.admission.check(&counting.kind, counting.verb)?;
         let Some(list) = counting.list else { return Ok(None) };
         let deadline = Deadline::of(metadata, Effect::Read).at();
         self.with.admission.enter(&counting.kind, list, counting.client(), deadline).await

@@ -1,9 +1,11 @@
 //! Takes a state into use: adds, changes and removes stores, then swaps the map in.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kindred_partition_config::ids::Slot;
-use kindred_partition_config::model::StoreType;
+use kindred_partition_config::kind::KindPrefix;
+use kindred_partition_config::model::{LimitsConfig, StoreType};
 use kindred_partition_config::state::{ClusterState, StoreObject, StoreState};
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::routes::Routes;
@@ -17,6 +19,7 @@ use crate::leases::LeaseRouter;
 use crate::routing::Routing;
 use crate::stores::modes::Modes;
 use crate::stores::{StoreSpec, Stores, background};
+use crate::traffic::Traffic;
 
 /// The configuration of a store, with those of its endpoints that are valid; errors of the others are added to `wrong`.
 pub fn spec(store: &StoreObject, wrong: &mut Vec<String>) -> StoreSpec {
@@ -64,6 +67,13 @@ pub fn modes(state: &ClusterState) -> Modes {
     Modes::new(state.revision, &state.salvaged().0.kinds)
 }
 
+/// The limits of Kinds.
+#[must_use]
+pub fn limits(state: &ClusterState) -> BTreeMap<KindPrefix, LimitsConfig> {
+    let limited = state.salvaged().0.kinds.into_iter().filter(|kind| kind.limits != LimitsConfig::default());
+    limited.map(|kind| (kind.kind, kind.limits)).collect()
+}
+
 /// Whether a state is to be used instead of the one in use: it is not older, and of the same cluster.
 #[must_use]
 pub fn replaces(state: &ClusterState, known: &ClusterState) -> bool {
@@ -83,7 +93,7 @@ pub fn tell_without_effect(state: &ClusterState, before: Option<&ClusterState>) 
     for field in state.without_effect().iter().filter(|field| !told.contains(field)) {
         tracing::warn!(
             field,
-            "nothing is done with this field of an earlier version; remove it, and give the shards --history-max-age"
+            "nothing is done with this field of an earlier version; remove it, and give the shards --history-max-bytes or --history-max-age"
         );
     }
 }
@@ -97,6 +107,8 @@ pub struct StateKeeper {
     pub(crate) routing: Arc<Routing>,
     pub(crate) leases: Arc<LeaseRouter>,
     pub(crate) identity: Arc<Identity>,
+    /// What is told the limits of Kinds.
+    pub(crate) traffic: Arc<Traffic>,
     /// Ends the tasks of stores.
     pub(crate) drain: Drain,
 }
@@ -141,6 +153,7 @@ impl StateKeeper {
         let mut wrong: Vec<_> = errors.iter().map(ToString::to_string).collect();
         // Before the stores, because an added store is told the modes in its first handshake.
         self.stores.set_modes(modes(state));
+        self.traffic.kinds.set_limits(&state.scheme(), &limits(state));
         for (at, object) in state.stores.iter().enumerate() {
             let spec = spec(object, &mut wrong);
             let gone = object.state == StoreState::Removed;

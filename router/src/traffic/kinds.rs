@@ -1,12 +1,14 @@
 //! The traffic of each Kind.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kindred_partition_config::kind::{ALL_ELSE, KindPrefix, KindScheme};
+use kindred_partition_config::model::LimitsConfig;
+use kindred_router_core::admission::rate::Rate;
 use kindred_router_core::admission::sizes::{Shape, Sizes};
 use kindred_router_core::verb::{Counted, Verb, counted};
 use kindred_transport::metrics::calls::{CODES, code_index};
@@ -66,6 +68,11 @@ pub struct KindTraffic {
     /// How long lists waited for their turn.
     pub waited: Histogram<{ CALL_BOUNDS.len() }>,
     refused: AtomicU64,
+    /// Reads and writes a second that clients may ask for; 0 for no limit.
+    limits: [AtomicU32; 2],
+    asked: [Rate; 2],
+    /// Calls beyond a limit.
+    limited: AtomicU64,
     /// How old events were when they were delivered.
     pub age: Histogram<{ AGE_BOUNDS.len() }>,
 }
@@ -82,6 +89,9 @@ impl KindTraffic {
             lists: Mutex::default(),
             waited: Histogram::default(),
             refused: AtomicU64::new(0),
+            limits: Default::default(),
+            asked: Default::default(),
+            limited: AtomicU64::new(0),
             age: Histogram::default(),
         })
     }
@@ -120,6 +130,30 @@ impl KindTraffic {
     #[must_use]
     pub fn lists_refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Whether one more call is within the limits of the Kind; `now` is in nanoseconds of any clock that goes on.
+    pub fn is_within(&self, verb: Verb, now: impl FnOnce() -> u64) -> bool {
+        let side = usize::from(verb.writes());
+        let limit = self.limits[side].load(Ordering::Relaxed);
+        let within = limit == 0 || self.asked[side].admits(now(), limit);
+        if !within {
+            self.limited.fetch_add(1, Ordering::Relaxed);
+        }
+        within
+    }
+
+    /// Calls that were beyond a limit.
+    #[must_use]
+    pub fn limited(&self) -> u64 {
+        self.limited.load(Ordering::Relaxed)
+    }
+
+    fn set_limits(&self, limits: LimitsConfig) {
+        let of = [limits.reads_per_second, limits.writes_per_second];
+        for (limit, new) in self.limits.iter().zip(of) {
+            limit.store(new.unwrap_or_default(), Ordering::Relaxed);
+        }
     }
 
     /// The calls of a verb.
@@ -232,6 +266,25 @@ impl Kinds {
         kind
     }
 
+    /// Takes the limits of Kinds into use, in place of all former ones.
+    pub fn set_limits(&self, scheme: &KindScheme, limits: &BTreeMap<KindPrefix, LimitsConfig>) {
+        let _adding = self.adding.lock();
+        let mut kinds = Table::clone(&self.kinds.load());
+        for kind in kinds.values() {
+            let of = kind.prefix.as_ref().and_then(|prefix| limits.get(prefix));
+            kind.set_limits(of.copied().unwrap_or_default());
+        }
+        // A Kind with limits has a place of its own, however many others there are.
+        for (prefix, limits) in limits {
+            if !kinds.contains_key(prefix.stem()) {
+                let kind = KindTraffic::new(&scheme.name_of(prefix), Some(prefix.clone()));
+                kind.set_limits(*limits);
+                kinds.insert(prefix.stem().into(), kind);
+            }
+        }
+        self.kinds.store(Arc::new(kinds));
+    }
+
     /// All Kinds, by name, and at the end what is not one Kind.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<KindTraffic>> {
@@ -278,5 +331,28 @@ mod tests {
         assert_eq!(pods.watches(), 0);
         let used: Vec<Verb> = pods.verbs().map(|(verb, _)| verb).collect();
         assert_eq!(used, [Verb::Get, Verb::Watch]);
+    }
+
+    #[test]
+    fn limits_hold_for_their_kind_and_side_alone_and_go_with_their_config() {
+        let (kinds, scheme) = (Kinds::default(), KindScheme::default());
+        // They hold for a Kind that is not known yet, however many others there are.
+        for at in 0..KINDS_MAX {
+            let _ = kinds.of(&scheme, format!("/registry/example.com/junk{at}/x").as_bytes(), b"");
+        }
+        let pods = || kinds.of(&scheme, b"/registry/pods/a/b", b"");
+        assert_eq!(&*pods().name, OTHER);
+        let limits = |reads, writes| {
+            let of = LimitsConfig { reads_per_second: reads, writes_per_second: writes };
+            BTreeMap::from([(scheme.resolve("pods").unwrap(), of)])
+        };
+        kinds.set_limits(&scheme, &limits(Some(3), None));
+        let admitted = |verb| (0..50).filter(|_| pods().is_within(verb, || 7)).count();
+        assert_eq!((&*pods().name, admitted(Verb::Get), admitted(Verb::Update)), ("pods", 3, 50));
+        assert_eq!(pods().limited(), 47);
+        kinds.set_limits(&scheme, &limits(None, Some(2)));
+        assert_eq!((admitted(Verb::List), admitted(Verb::Create)), (50, 2));
+        kinds.set_limits(&scheme, &BTreeMap::new());
+        assert_eq!((admitted(Verb::List), admitted(Verb::Delete)), (50, 50));
     }
 }

@@ -90,6 +90,11 @@ const LISTS_WAITED: Metric = Metric {
     kind: Kind::Histogram,
     help: "How long long lists waited for their turn, by Kind.",
 };
+const LIMITED: Metric = Metric {
+    name: "kindred_kind_limited_total",
+    kind: Kind::Counter,
+    help: "Calls beyond the limits of their Kind, by Kind. They are refused, with --admission observe only counted.",
+};
 const LISTS_REFUSED: Metric = Metric {
     name: "kindred_kind_lists_refused_total",
     kind: Kind::Counter,
@@ -97,11 +102,12 @@ const LISTS_REFUSED: Metric = Metric {
 };
 
 /// All metrics of this module.
-pub const METRICS: [Metric; 18] = [
+pub const METRICS: [Metric; 19] = [
     LISTS_RUNNING,
     LISTS_OBSERVED,
     LISTS_WAITED,
     LISTS_REFUSED,
+    LIMITED,
     REQUESTS,
     SECONDS,
     RECEIVED,
@@ -193,6 +199,10 @@ fn of_lists(traffic: &Traffic, admission: &Admission, out: &mut String) {
     LISTS_WAITED.begin(out);
     for kind in kinds.iter().filter(|kind| kind.waited.read().count > 0) {
         LISTS_WAITED.histogram(out, &[("kind", &kind.name)], &kind.waited, &CALL_BOUNDS);
+    }
+    LIMITED.begin(out);
+    for kind in kinds.iter().filter(|kind| kind.limited() > 0) {
+        LIMITED.sample(out, &[("kind", &kind.name)], kind.limited());
     }
     LISTS_REFUSED.begin(out);
     for kind in kinds.iter().filter(|kind| kind.lists_refused() > 0) {

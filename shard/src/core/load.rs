@@ -97,6 +97,8 @@ impl Core {
             full: !self.alarms(AlarmType::Nospace as i32).is_empty(),
             fsync_p99_micros: fsync.unwrap_or_default(),
             logs: self.durability.iter().flat_map(|status| &status.logs).map(log_of).collect(),
+            // The process is not this core's.
+            cpu_micros: 0,
             checkpoint: self.durability.as_ref().and_then(|status| status.checkpoint.as_ref()).map(|last| {
                 pb::CheckpointLoad {
                     finished_at: last.finished_at,

@@ -15,6 +15,8 @@ pub struct KindList {
     pub at: f64,
     /// What the rates were measured over.
     pub step_seconds: u64,
+    /// The time that this router has used of all cores since its start.
+    pub cpu_seconds: f64,
     pub kinds: Vec<KindShown>,
     pub stores: Vec<StoreHolds>,
 }
@@ -118,6 +120,9 @@ pub struct StoreHolds {
     pub fsync_p99_micros: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_durable_bytes: Option<u64>,
+    /// The time that its process has used of all cores since its start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_seconds: Option<f64>,
 }
 
 /// The digest of a Kind at one revision, as kube-apiserver's consistency checker computes it.

@@ -157,6 +157,7 @@ pub async fn open_with(
         slot,
         quota_bytes: 0,
         quotas: BTreeMap::new(),
+        history_bytes_max: 0,
         kinds,
         sizes: Sizes::default(),
     };
