@@ -315,6 +315,21 @@ impl Core {
         }
     }
 
+    /// Compacts the oldest history if there is too much of it. Only writes make history, so it is asked for before a write.
+    fn bound_history(&mut self) {
+        // What is being freed still counts.
+        if self.collecting || !self.compactions.is_empty() || !self.history.is_due(self.clock.mono()) {
+            return;
+        }
+        let stats = self.engine.stats();
+        let history = stats.total_bytes.saturating_sub(stats.live_bytes);
+        let since = u64::try_from(self.engine.floor().0 >> SLOT_BITS).unwrap_or_default();
+        let span = Duration::from_micros(self.clock.wall().0.saturating_sub(since));
+        if let Some(age) = self.history.age_to_keep(history, span) {
+            self.compact_older(age);
+        }
+    }
+
     /// Starts a compaction. It is done even if its caller is gone.
     fn start_compaction(&mut self, compaction: Compaction) {
         let Compaction { at, physical, answer } = compaction;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use kindred_partition_config::{
     ids::StoreName,
     model::{
-        DataPartitionConfig, KindredConfig, Metadata, OnLoss, RingConfig, StandbyConfig, StandbyMode,
-        StoreConfig, StoreType, UpConfig,
+        DataPartitionConfig, KindredConfig, LimitsConfig, Metadata, OnLoss, RingConfig, StandbyConfig,
+        StandbyMode, StoreConfig, StoreType, UpConfig,
     },
     parse::DEFAULT_CONFIG,
 };
@@ -25,7 +25,7 @@ the processes are in [cli.md](cli.md).
 ";
 
 /// What is to be on the page: the type, its heading, and its source.
-const TYPES: [(&str, &str, &str); 12] = [
+const TYPES: [(&str, &str, &str); 13] = [
     ("KindredConfig", "The configuration file", MODEL),
     ("StoreConfig", "A store", MODEL),
     ("StoreType", "Type of a store", MODEL),
@@ -33,6 +33,7 @@ const TYPES: [(&str, &str, &str); 12] = [
     ("StandbyMode", "Mode of standbys", MODEL),
     ("OnLoss", "onLoss", MODEL),
     ("DataPartitionConfig", "DataPartitionConfig", MODEL),
+    ("LimitsConfig", "Limits", MODEL),
     ("Metadata", "metadata", MODEL),
     ("RingConfig", "ring", MODEL),
     ("Durability", "Durability", MODEL),
@@ -221,6 +222,7 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
             resource: "pods".to_owned(),
             ring: Some(RingConfig { stores: vec![name("a")] }),
             durability: Some("fsync".to_owned()),
+            limits: Some(LimitsConfig { reads_per_second: Some(1), writes_per_second: Some(1) }),
             history_max: Some("1h".to_owned()),
         }],
         up: UpConfig {
@@ -237,6 +239,7 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
         ("StoreConfig", &written["stores"][0]),
         ("StandbyConfig", &written["stores"][0]["standby"]),
         ("DataPartitionConfig", partition),
+        ("LimitsConfig", &partition["limits"]),
         ("Metadata", &partition["metadata"]),
         ("RingConfig", &partition["ring"]),
         ("UpConfig", &written["up"]),

@@ -5,9 +5,6 @@
 use std::time::Duration;
 
 use kindred_engine::engine::MonoMillis;
-use kindred_partition_config::ids::SLOT_BITS;
-
-use super::Core;
 
 /// How long after one look at the bound the next one is.
 const LOOKS_MILLIS: u64 = 1_000;
@@ -27,6 +24,21 @@ impl HistoryBound {
     pub fn of(bytes: u64) -> Self {
         Self { bytes, next: MonoMillis(0) }
     }
+
+    /// Whether it is time for another look.
+    pub fn is_due(&mut self, now: MonoMillis) -> bool {
+        let due = self.bytes > 0 && now >= self.next;
+        if due {
+            self.next = MonoMillis(now.0 + LOOKS_MILLIS);
+        }
+        due
+    }
+
+    /// The age beyond which history is to go, when there are so many bytes of it, the oldest from so long ago.
+    #[must_use]
+    pub fn age_to_keep(&self, history: u64, span: Duration) -> Option<Duration> {
+        age_to_keep(history, self.bytes, span)
+    }
 }
 
 /// The age beyond which history is to go, if there are more bytes of it than may be. A quarter of the room becomes free
@@ -37,29 +49,6 @@ fn age_to_keep(history: u64, bound: u64, span: Duration) -> Option<Duration> {
     }
     let part = bound as f64 * 0.75 / history as f64;
     Some(span.mul_f64(part).max(HISTORY_AGE_MIN))
-}
-
-impl Core {
-    /// Compacts the oldest history if there is too much of it.
-    pub(super) fn bound_history(&mut self) {
-        let bound = self.history.bytes;
-        // What is being freed still counts.
-        if bound == 0 || self.collecting || !self.compactions.is_empty() {
-            return;
-        }
-        let now = self.clock.mono();
-        if now < self.history.next {
-            return;
-        }
-        self.history.next = MonoMillis(now.0 + LOOKS_MILLIS);
-        let stats = self.engine.stats();
-        let history = stats.total_bytes.saturating_sub(stats.live_bytes);
-        let since = u64::try_from(self.engine.floor().0 >> SLOT_BITS).unwrap_or_default();
-        let span = Duration::from_micros(self.clock.wall().0.saturating_sub(since));
-        if let Some(age) = age_to_keep(history, bound, span) {
-            self.compact_older(age);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -88,7 +77,8 @@ mod tests {
     use super::*;
     use crate::{
         clock::{Clock, WallClock},
-        core::{CoreSettings, KvError, Sizes},
+        core::{Core, CoreSettings, Sizes},
+        etcd_status::KvError,
         read_hints::ReadHints,
     };
 

@@ -680,6 +680,7 @@ fn core_settings(topology: &Topology, slot: Slot) -> CoreSettings {
         slot,
         quota_bytes: 0,
         quotas: BTreeMap::new(),
+        history_bytes_max: 0,
         kinds: topology.scheme.clone(),
         sizes: SIZES,
     }
