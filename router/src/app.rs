@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kindred_database::serve::Sender;
 use kindred_proto::etcdserverpb::{
-    auth_server::AuthServer, cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+    auth_server::AuthServer, cluster_server::ClusterServer, lease_server::LeaseServer,
+    maintenance_server::MaintenanceServer,
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::Drain;
@@ -143,7 +144,7 @@ impl App {
         let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots, gate.clone());
         let maintenance = MaintenanceServer::new(maintenance);
         let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone()));
-        let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone()));
+        let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone(), kv));
         let services = service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
             .add_service(watch.max_decoding_message_size(max_message))
             .add_service(LeaseServer::new(lease))

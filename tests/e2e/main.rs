@@ -6,6 +6,7 @@
 
 mod adopt;
 mod again;
+mod auth;
 mod backup;
 mod backup_snapshot;
 mod clients;

@@ -48,7 +48,9 @@ fn our_protocol_is_etcds() {
         let ours = peers_dir().join("../../proto/etcd");
         let ours = read(&["auth.proto", "kv.proto", "rpc.proto"].map(|name| ours.join(name)))?;
         let theirs = etcd_api()?;
-        let theirs = read(&["authpb/auth.proto", "mvccpb/kv.proto", "etcdserverpb/rpc.proto"].map(|name| theirs.join(name)))?;
+        let theirs = read(
+            &["authpb/auth.proto", "mvccpb/kv.proto", "etcdserverpb/rpc.proto"].map(|name| theirs.join(name)),
+        )?;
         let mut differences = Vec::new();
         let mut fields = 0;
         for (name, block) in &ours.blocks {

@@ -64,7 +64,11 @@ impl Gate {
                 return false;
             }
             if known.enabled != state.enabled {
-                tracing::info!(enabled = state.enabled, revision = state.revision, "authentication of clients");
+                tracing::info!(
+                    enabled = state.enabled,
+                    revision = state.revision,
+                    "authentication of clients"
+                );
             }
         } else if state.enabled {
             tracing::info!(enabled = true, revision = state.revision, "authentication of clients");
@@ -142,7 +146,7 @@ impl Gate {
     pub async fn settle(&self, credentials: &Credentials) {
         let mut changed = self.changed.subscribe();
         let settled = async {
-            while let Known::On(rules) = &**self.known.load_full()
+            while let Known::On(rules) = &*self.known.load_full()
                 && matches!(recognise(rules, credentials), Err(Unrecognised::Ahead))
                 && changed.changed().await.is_ok()
             {}
@@ -160,9 +164,7 @@ impl Gate {
         }
         match self.enter(credentials).await? {
             None => Ok(()),
-            Some(Entered { rules, caller }) => {
-                rules.may_call(who, caller.as_ref()).map_err(grpc::status)
-            }
+            Some(Entered { rules, caller }) => rules.may_call(who, caller.as_ref()).map_err(grpc::status),
         }
     }
 
@@ -275,7 +277,8 @@ mod tests {
         let gate = Gate::open();
         gate.take(state.clone());
         let user = |credentials: Credentials| {
-            gate.enter_now(&credentials).map(|entered| entered.unwrap().caller.map(|caller| caller.user.to_string()))
+            gate.enter_now(&credentials)
+                .map(|entered| entered.unwrap().caller.map(|caller| caller.user.to_string()))
         };
         assert_eq!(user(Credentials::default()).unwrap(), None);
         assert_eq!(user(with_token(&state, "ann")).unwrap().as_deref(), Some("ann"));
@@ -285,7 +288,8 @@ mod tests {
         assert_eq!(user(both).unwrap().as_deref(), Some(ROOT));
         let bad = Credentials { token: Some(String::new()), ..certified };
         assert_eq!(message(user(bad)), EtcdError::InvalidAuthToken.message());
-        let may = |who, user: &str| gate.may_call(who, || with_token(&state, user));
+        let (gate, state) = (&gate, &state);
+        let may = |who, user: &'static str| gate.may_call(who, move || with_token(state, user));
         assert!(may(Who::Root, ROOT).await.is_ok() && may(Who::User, "ann").await.is_ok());
         assert_eq!(message(may(Who::Root, "ann").await), EtcdError::PermissionDenied.message());
         let anonymous = gate.may_call(Who::User, Credentials::default).await;

@@ -48,9 +48,10 @@ impl<S: Services> Service<Request<Body>> for Guarded<S> {
         // The ready one goes along, as a clone need not be ready.
         let clone = self.services.clone();
         let (services, gate) = (std::mem::replace(&mut self.services, clone), self.gate.clone());
+        let credentials = Credentials::in_parts(request.headers(), request.extensions());
+        let who = who(request.uri().path());
         Either::Right(Box::pin(async move {
-            let credentials = || Credentials::in_parts(request.headers(), request.extensions());
-            match gate.may_call(who(request.uri().path()), credentials).await {
+            match gate.may_call(who, || credentials).await {
                 Ok(()) => services.oneshot(request).await,
                 Err(status) => Ok(status.into_http()),
             }

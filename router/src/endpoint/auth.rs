@@ -1,41 +1,59 @@
 //! `etcdserverpb.Auth`: users, roles, and logins. Who may call what is in `kindred_router_core::auth::methods`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kindred_proto::authpb::{Permission as WirePermission, permission::Type};
 use kindred_proto::etcdserverpb::{self as pb, auth_server};
+use kindred_proto::raw::kv::k_v_server::KV as _;
 use kindred_router_core::auth::token::Token;
 use kindred_router_core::auth::{Access, AuthState, Caller, Permission, Rules};
 use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
+use kindred_wire::peek::revision_shown;
 use kindred_wire::refusal::KindredError;
+use prost::Message as _;
 use tonic::{Request, Response, Status};
 
 use crate::auth::passwords::Passwords;
 use crate::auth::{Credentials, gate, signer};
+use crate::endpoint::kv::Kv;
 use crate::identity::Identity;
 use crate::meta::auth::Users;
 use crate::meta::{ChangeError, MetaError};
+
+/// How long an answer waits for the revision in its header.
+const HEADER_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone)]
 pub struct Auth {
     identity: Arc<Identity>,
     users: Arc<Users>,
+    /// For the revision in headers.
+    kv: Kv,
     passwords: Passwords,
 }
 
 impl Auth {
     #[must_use]
-    pub fn new(identity: Arc<Identity>, users: Arc<Users>) -> Self {
-        Self { identity, users, passwords: Passwords::default() }
+    pub fn new(identity: Arc<Identity>, users: Arc<Users>, kv: &Kv) -> Self {
+        Self { identity, users, kv: kv.for_router(), passwords: Passwords::default() }
     }
 
-    fn header(&self) -> Option<pb::ResponseHeader> {
-        self.identity.typed_header(0)
+    /// With the revision of keys, as in etcd: that of the store that has the first key. 0 if it is away, which stops nobody.
+    async fn header(&self) -> Option<pb::ResponseHeader> {
+        let first = pb::RangeRequest { key: vec![0].into(), count_only: true, ..Default::default() };
+        let mut request = Request::new(first.encode_to_vec().into());
+        request.set_timeout(HEADER_MAX);
+        let revision = match tokio::time::timeout(HEADER_MAX, self.kv.range(request)).await {
+            Ok(Ok(answer)) => revision_shown(answer.get_ref()),
+            _ => 0,
+        };
+        self.identity.typed_header(revision)
     }
 
     /// Who calls, by the newest rules; nobody while clients need not say who they are.
-    async fn caller<T>(&self, request: &Request<T>) -> Result<(Arc<Rules>, Option<Caller>), Status> {
+    async fn caller<T: Sync>(&self, request: &Request<T>) -> Result<(Arc<Rules>, Option<Caller>), Status> {
         let rules = self.users.newest().await?;
         let entered = self.users.gate.enter(|| Credentials::of(request)).await?;
         Ok(match entered {
@@ -58,7 +76,7 @@ impl Auth {
     }
 
     /// As [`Auth::change`], of a request that says all that is needed.
-    async fn changed<T>(
+    async fn changed<T: Send + Sync>(
         &self,
         request: Request<T>,
         change: impl Fn(&AuthState, &T) -> Result<AuthState, EtcdError>,
@@ -66,11 +84,11 @@ impl Auth {
         let (_, caller) = self.root(&request).await?;
         let request = request.into_inner();
         self.change(caller.as_ref(), |state| change(state, &request)).await?;
-        Ok(self.header())
+        Ok(self.header().await)
     }
 
     /// The caller, who must be `root`.
-    async fn root<T>(&self, request: &Request<T>) -> Result<(Arc<Rules>, Option<Caller>), Status> {
+    async fn root<T: Sync>(&self, request: &Request<T>) -> Result<(Arc<Rules>, Option<Caller>), Status> {
         let (rules, caller) = self.caller(request).await?;
         rules.is_root(caller.as_ref()).map_err(grpc::status)?;
         Ok((rules, caller))
@@ -168,7 +186,7 @@ impl auth_server::Auth for Auth {
     async fn auth_status(&self, request: Request<pb::AuthStatusRequest>) -> Answer<pb::AuthStatusResponse> {
         let (rules, _) = self.caller(&request).await?;
         let AuthState { enabled, revision, .. } = *rules.state();
-        let header = self.header();
+        let header = self.header().await;
         Ok(Response::new(pb::AuthStatusResponse { header, enabled, auth_revision: revision }))
     }
 
@@ -192,7 +210,7 @@ impl auth_server::Auth for Auth {
         // The token is of the revision that has the password. If that has been changed since, the token is not good.
         let token = Token::new(&name, state.revision, gate::now());
         let token = signer::sign(&state.key, &token);
-        Ok(Response::new(pb::AuthenticateResponse { header: self.header(), token }))
+        Ok(Response::new(pb::AuthenticateResponse { header: self.header().await, token }))
     }
 
     async fn user_add(&self, request: Request<pb::AuthUserAddRequest>) -> Answer<pb::AuthUserAddResponse> {
@@ -203,7 +221,7 @@ impl auth_server::Auth for Auth {
             false => Some(self.passwords.hash(password).await?),
         };
         self.change(caller.as_ref(), |state| state.user_add(&name, hash.clone())).await?;
-        Ok(Response::new(pb::AuthUserAddResponse { header: self.header() }))
+        Ok(Response::new(pb::AuthUserAddResponse { header: self.header().await }))
     }
 
     async fn user_get(&self, request: Request<pb::AuthUserGetRequest>) -> Answer<pb::AuthUserGetResponse> {
@@ -212,13 +230,13 @@ impl auth_server::Auth for Auth {
         rules.may_see_user(caller.as_ref(), &name).map_err(grpc::status)?;
         let user = rules.state().user(&name).map_err(grpc::status)?;
         let roles = user.roles.iter().cloned().collect();
-        Ok(Response::new(pb::AuthUserGetResponse { header: self.header(), roles }))
+        Ok(Response::new(pb::AuthUserGetResponse { header: self.header().await, roles }))
     }
 
     async fn user_list(&self, request: Request<pb::AuthUserListRequest>) -> Answer<pb::AuthUserListResponse> {
         let (rules, _) = self.root(&request).await?;
         let users = rules.state().users.keys().cloned().collect();
-        Ok(Response::new(pb::AuthUserListResponse { header: self.header(), users }))
+        Ok(Response::new(pb::AuthUserListResponse { header: self.header().await, users }))
     }
 
     async fn user_delete(
@@ -240,7 +258,7 @@ impl auth_server::Auth for Auth {
             false => self.passwords.hash(password).await?,
         };
         self.change(caller.as_ref(), |state| state.user_change_password(&name, &hash)).await?;
-        Ok(Response::new(pb::AuthUserChangePasswordResponse { header: self.header() }))
+        Ok(Response::new(pb::AuthUserChangePasswordResponse { header: self.header().await }))
     }
 
     async fn user_grant_role(
@@ -270,13 +288,13 @@ impl auth_server::Auth for Auth {
         rules.may_see_role(caller.as_ref(), &role).map_err(grpc::status)?;
         let permissions = rules.state().permissions_shown(&role).map_err(grpc::status)?;
         let perm = permissions.into_iter().map(shown).collect();
-        Ok(Response::new(pb::AuthRoleGetResponse { header: self.header(), perm }))
+        Ok(Response::new(pb::AuthRoleGetResponse { header: self.header().await, perm }))
     }
 
     async fn role_list(&self, request: Request<pb::AuthRoleListRequest>) -> Answer<pb::AuthRoleListResponse> {
         let (rules, _) = self.root(&request).await?;
         let roles = rules.state().roles.keys().cloned().collect();
-        Ok(Response::new(pb::AuthRoleListResponse { header: self.header(), roles }))
+        Ok(Response::new(pb::AuthRoleListResponse { header: self.header().await, roles }))
     }
 
     async fn role_delete(
@@ -295,7 +313,7 @@ impl auth_server::Auth for Auth {
         let pb::AuthRoleGrantPermissionRequest { name, perm } = request.into_inner();
         let granted = perm.map(permission).transpose()?;
         self.change(caller.as_ref(), |state| state.role_grant_permission(&name, granted.clone())).await?;
-        Ok(Response::new(pb::AuthRoleGrantPermissionResponse { header: self.header() }))
+        Ok(Response::new(pb::AuthRoleGrantPermissionResponse { header: self.header().await }))
     }
 
     async fn role_revoke_permission(

@@ -54,7 +54,7 @@ impl Lease {
     }
 
     /// Lets a call in that needs a user; `None` while clients need not say who they are.
-    async fn enter<T>(&self, request: &Request<T>) -> Result<Option<Checked>, Status> {
+    async fn enter<T: Sync>(&self, request: &Request<T>) -> Result<Option<Checked>, Status> {
         let Some(gate) = &self.gate else { return Ok(None) };
         let Some(entered) = gate.enter(|| Credentials::of(request)).await? else { return Ok(None) };
         entered.is_user()?;
@@ -179,12 +179,13 @@ impl pb::lease_server::Lease for Lease {
             let (leases, gate, credentials) = (leases.clone(), gate.clone(), credentials.clone());
             async move {
                 match request {
-                    Ok(request) => renew(&leases, gate.as_deref(), &credentials, request.id).await.map(Some).or_else(|status| {
-                        match status.code() {
+                    Ok(request) => renew(&leases, gate.as_deref(), &credentials, request.id)
+                        .await
+                        .map(Some)
+                        .or_else(|status| match status.code() {
                             Code::Unavailable | Code::DeadlineExceeded => Ok(None),
                             _ => Err(status),
-                        }
-                    }),
+                        }),
                     Err(status) => Err(status),
                 }
             }

@@ -32,12 +32,7 @@ type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
     #[must_use]
-    pub fn new(
-        stores: Stores,
-        identity: Arc<Identity>,
-        snapshots: Sender<Routes>,
-        gate: Arc<Gate>,
-    ) -> Self {
+    pub fn new(stores: Stores, identity: Arc<Identity>, snapshots: Sender<Routes>, gate: Arc<Gate>) -> Self {
         Self { stores, identity, snapshots, gate }
     }
 

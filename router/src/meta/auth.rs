@@ -59,7 +59,8 @@ impl Users {
     /// When the file is there and cannot be read: without it, an older document could count.
     pub async fn start(cluster: Arc<Cluster>) -> anyhow::Result<Arc<Self>> {
         let Some(meta) = cluster.meta.clone() else { return Ok(Self::none(cluster)) };
-        let gate = Gate::closed("the meta store is away, and --meta-cache has no file of an earlier run beside it");
+        let gate =
+            Gate::closed("the meta store is away, and --meta-cache has no file of an earlier run beside it");
         let this = Arc::new(Self { gate, cluster, writing: Mutex::default() });
         if let Some(path) = this.file()
             && let Some(kept) = read(&path, &this.cluster.state())?
@@ -231,7 +232,10 @@ fn document(stored: Option<&Stored>) -> Result<AuthState, MetaError> {
 /// The document in the file; `None` if there is no file of this cluster.
 fn read(path: &Path, state: &ClusterState) -> anyhow::Result<Option<AuthState>> {
     let wrong = |why: String| {
-        anyhow::anyhow!("{} beside --meta-cache: {why}; remove it to go on with the meta store's alone", path.display())
+        anyhow::anyhow!(
+            "{} beside --meta-cache: {why}; remove it to go on with the meta store's alone",
+            path.display()
+        )
     };
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,

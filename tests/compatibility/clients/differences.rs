@@ -28,8 +28,8 @@ const WATCH: &str = "etcd's tests of watch";
 
 pub const DIFFERENCES: &[Difference] = &[
     Difference {
-        reason: "There are no users and roles.",
-        at: KINDRED,
+        reason: "A shard has no users and roles; a router has.",
+        at: SHARD,
         cases: &[
             (
                 CLIENTV3,

@@ -188,7 +188,8 @@ impl AuthState {
         self.role(name)?;
         Ok(self.counted(|next| {
             let Some(role) = next.roles.get_mut(name) else { return };
-            let of_range = |has: &&mut Permission| has.key == permission.key && has.range_end == permission.range_end;
+            let of_range =
+                |has: &&mut Permission| has.key == permission.key && has.range_end == permission.range_end;
             match role.permissions.iter_mut().find(of_range) {
                 Some(has) => has.access = permission.access,
                 None => {

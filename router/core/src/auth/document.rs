@@ -16,7 +16,9 @@ pub enum DocumentError {
     #[error("it is no document of users and roles: {0}")]
     Malformed(String),
     /// A later version of kindred has written it.
-    #[error("it has the form {found}, and this version of kindred knows {VERSION}: use the version that wrote it")]
+    #[error(
+        "it has the form {found}, and this version of kindred knows {VERSION}: use the version that wrote it"
+    )]
     Version {
         /// The form that it has.
         found: u32,

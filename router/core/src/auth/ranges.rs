@@ -99,9 +99,15 @@ mod tests {
         for (key, end) in [(&b"a"[..], &b"e"[..]), (b"b", b"d"), (b"d", b""), (b"x", b"z"), (b"x", b"")] {
             assert!(ranges.cover(key, end), "{key:?} {end:?}");
         }
-        for (key, end) in
-            [(&b"a"[..], &b"f"[..]), (b"e", b""), (b"d", b"y"), (b"a", b"\0"), (b"z", b""), (b"", b""), (b"", b"\0")]
-        {
+        for (key, end) in [
+            (&b"a"[..], &b"f"[..]),
+            (b"e", b""),
+            (b"d", b"y"),
+            (b"a", b"\0"),
+            (b"z", b""),
+            (b"", b""),
+            (b"", b"\0"),
+        ] {
             assert!(!ranges.cover(key, end), "{key:?} {end:?}");
         }
     }

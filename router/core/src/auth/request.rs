@@ -42,11 +42,11 @@ pub fn check(rules: &Rules, caller: Option<&Caller>, call: Call, request: &[u8])
         Call::Put => put(rules, caller, &PutRequest::parse(request)?, &mut asked)?,
         Call::DeleteRange => delete(rules, caller, &DeleteRangeRequest::parse(request)?, &mut asked)?,
         Call::Txn => {
-            let parts = peek::visit_txn(request, &mut |part: TxnPart<'_>| {
-                match self::part(rules, caller, &part, &mut asked) {
-                    Ok(()) => ControlFlow::Continue(()),
-                    Err(denied) => ControlFlow::Break(denied),
-                }
+            let parts = peek::visit_txn(request, &mut |part: TxnPart<'_>| match self::part(
+                rules, caller, &part, &mut asked,
+            ) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(denied) => ControlFlow::Break(denied),
             })?;
             if let ControlFlow::Break(denied) = parts {
                 return Err(denied.into());

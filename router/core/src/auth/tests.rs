@@ -5,8 +5,8 @@ use kindred_proto::etcdserverpb as pb;
 use kindred_proto::etcdserverpb::request_op::Request;
 use kindred_wire::error::EtcdError;
 use kindred_wire::peek::WireError;
-use prost::Message as _;
 use proptest::prelude::*;
+use prost::Message as _;
 
 use super::document::hex;
 use super::methods::{METHODS, Who, who};
@@ -58,7 +58,11 @@ fn changes_have_etcds_conditions() {
     assert_eq!(rooted.user_grant_role("x", ROOT), Err(EtcdError::UserNotFound));
     assert_eq!(rooted.user_grant_role(ROOT, "r"), Err(EtcdError::RoleNotFound));
     assert_eq!(rooted.user_revoke_role(ROOT, ROOT), Err(EtcdError::RoleNotGranted));
-    assert_eq!(rooted.permissions_shown(ROOT), Err(EtcdError::RoleNotFound), "it need not exist to be granted");
+    assert_eq!(
+        rooted.permissions_shown(ROOT),
+        Err(EtcdError::RoleNotFound),
+        "it need not exist to be granted"
+    );
 
     let state = enabled();
     assert_eq!(state.enable().unwrap(), state, "twice");
@@ -120,13 +124,10 @@ fn a_caller_is_a_user_as_of_now() {
     assert_eq!(rules.may_read(Some(&nobody), b"a", b""), Err(EtcdError::PermissionDenied));
     let root = rules.named(ROOT);
     assert_eq!(rules.may_read(Some(&root), b"\0", b"\0"), Ok(()));
-    let roots: Vec<_> = [None, Some(&nobody), Some(&ann), Some(&root)].map(|caller| rules.is_root(caller)).into();
-    let want = [
-        Err(EtcdError::UserEmpty),
-        Err(EtcdError::UserNotFound),
-        Err(EtcdError::PermissionDenied),
-        Ok(()),
-    ];
+    let roots: Vec<_> =
+        [None, Some(&nobody), Some(&ann), Some(&root)].map(|caller| rules.is_root(caller)).into();
+    let want =
+        [Err(EtcdError::UserEmpty), Err(EtcdError::UserNotFound), Err(EtcdError::PermissionDenied), Ok(())];
     assert_eq!(roots, want);
     assert_eq!(rules.may_see_user(Some(&ann), "ann"), Ok(()));
     assert_eq!(rules.may_see_user(Some(&ann), ROOT), Err(EtcdError::PermissionDenied));
@@ -171,7 +172,9 @@ fn a_token_is_text_and_nothing_else_is_read() {
     let text = Token::text(&signed, &[1, 254]);
     assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.'), "{text}");
     assert_eq!(Token::parts(&text), Some((&*signed, vec![1, 254])));
-    for bad in ["", ".", "k1", "k1..7", "k2.61.7.99", "k1.6.7.99", "k1.61.7.99.1", "k1.61.-7.99", "k1.ff.7.99"] {
+    for bad in
+        ["", ".", "k1", "k1..7", "k2.61.7.99", "k1.6.7.99", "k1.61.7.99.1", "k1.61.-7.99", "k1.ff.7.99"]
+    {
         assert_eq!(Token::read(bad), None, "{bad}");
     }
     for bad in ["", "k1", "k1.61.7.99.0", "k1.61.7.99.zz", "k1.é"] {
@@ -209,7 +212,11 @@ fn requests_need_what_they_touch() {
     assert_eq!(may(Call::Range, &get("", "")), no());
     assert!(may(Call::Put, &put("c")).unwrap().writes);
     assert_eq!(may(Call::Put, &put("a")), no());
-    assert_eq!(may(Call::Put, &pb::PutRequest { prev_kv: true, ..put("c") }), no(), "it reads what was there");
+    assert_eq!(
+        may(Call::Put, &pb::PutRequest { prev_kv: true, ..put("c") }),
+        no(),
+        "it reads what was there"
+    );
     assert!(may(Call::Put, &pb::PutRequest { prev_kv: true, ..put("k") }).is_ok());
     assert!(may(Call::DeleteRange, &delete("b", "d")).is_ok());
     assert_eq!(may(Call::DeleteRange, &delete("b", "\0")), no());
@@ -271,7 +278,8 @@ fn every_part_of_a_transaction_counts() {
 fn every_method_of_the_api_is_in_the_table_and_no_other() {
     let pool = prost_reflect::DescriptorPool::decode(kindred_proto::DESCRIPTORS).unwrap();
     let described = pool.services().flat_map(|service| {
-        let of = |method: prost_reflect::MethodDescriptor| format!("/{}/{}", service.full_name(), method.name());
+        let of =
+            |method: prost_reflect::MethodDescriptor| format!("/{}/{}", service.full_name(), method.name());
         service.methods().map(of).collect::<Vec<_>>()
     });
     let mut methods: BTreeSet<String> = described.collect();
@@ -285,9 +293,9 @@ fn every_method_of_the_api_is_in_the_table_and_no_other() {
     ] {
         methods.insert(format!("/etcdserverpb.{by_path}"));
     }
-    let listed = METHODS.iter().flat_map(|(service, methods)| {
-        methods.iter().map(move |(method, _)| format!("/{service}/{method}"))
-    });
+    let listed = METHODS
+        .iter()
+        .flat_map(|(service, methods)| methods.iter().map(move |(method, _)| format!("/{service}/{method}")));
     assert_eq!(listed.collect::<BTreeSet<_>>(), methods);
     assert_eq!(who("/etcdserverpb.Maintenance/Snapshot"), Who::Root);
     assert_eq!(who("/etcdserverpb.Auth/Authenticate"), Who::Anyone);
@@ -349,7 +357,8 @@ impl Naive {
         use EtcdError as E;
         let user = |this: &Self, user: &usize| this.users.contains(user).then_some(()).ok_or(E::UserNotFound);
         let role = |this: &Self, role: &usize| this.roles.contains(role).then_some(()).ok_or(E::RoleNotFound);
-        let protected = |this: &Self, which: bool| if this.enabled && which { Err(E::InvalidAuthMgmt) } else { Ok(()) };
+        let protected =
+            |this: &Self, which: bool| if this.enabled && which { Err(E::InvalidAuthMgmt) } else { Ok(()) };
         match change {
             C::Enable if self.enabled => {}
             C::Enable if !self.users.contains(&0) => return Err(E::RootUserNotExist),
@@ -408,7 +417,9 @@ impl Naive {
                 "\0" => one >= key,
                 end => key <= one && one < end,
             };
-            holds && self.has.contains(&(user, *role)) && if writes { access.writes() } else { access.reads() }
+            holds
+                && self.has.contains(&(user, *role))
+                && if writes { access.writes() } else { access.reads() }
         };
         self.has.contains(&(user, 0)) || self.permits.iter().any(permits)
     }
