@@ -26,8 +26,8 @@ fn a_create_with_a_start_is_answered_before_its_events() {
 fn a_create_that_the_client_may_not_make_is_refused_in_its_turn_and_the_stream_goes_on() {
     let mut client = Client::new();
     client.create(pods());
-    client.create(single("secrets/a").id(7));
-    client.create(single("secrets/a").from(-1));
+    client.create(single("tokens/a").id(7));
+    client.create(single("tokens/a").from(-1));
     assert_eq!(client.hears(), NONE);
     client.present(1, 20);
     let refused = "-1 @0 created canceled (forbidden)";

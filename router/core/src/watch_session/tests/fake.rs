@@ -318,7 +318,7 @@ fn words(request: &Bytes) -> String {
 }
 
 /// The keys that the client may not watch begin so.
-const FORBIDDEN: &[u8] = b"/registry/secrets";
+const FORBIDDEN: &[u8] = b"/registry/tokens";
 
 impl Outside for Fake {
     type Reader = Reader;
