@@ -101,8 +101,15 @@ impl Kv {
     async fn permitted(&self, method: Call, asking: &Request<Bytes>) -> Result<Option<Permitted>, Status> {
         let Some(gate) = &self.gate else { return Ok(None) };
         let credentials = || Credentials::of(asking).or_of_connection(self.common_name.as_ref());
-        let Some(entered) = gate.enter(credentials).await? else { return Ok(None) };
         let body = asking.get_ref();
+        let entered = match gate.enter(credentials).await {
+            Ok(Some(entered)) => entered,
+            Ok(None) => return Ok(None),
+            Err(status) => {
+                refuse_invalid(method, body)?;
+                return Err(status);
+            }
+        };
         let asked = match request::check(&entered.rules, entered.caller.as_ref(), method, body) {
             Ok(asked) => asked,
             Err(Denied::Malformed(error)) => {
