@@ -76,6 +76,7 @@ pub const DIFFERENCES: &[Difference] = &[
                     "TestKVCompactError",
                     "TestKVRange",
                     "TestMirrorSync",
+                    "TestMirrorSync_Authenticated",
                     "TestNamespaceWatch",
                 ],
             ),
@@ -114,7 +115,7 @@ pub const DIFFERENCES: &[Difference] = &[
                     "TestWatch",
                 ],
             ),
-            (API, &["TestV3LeaseExpire"]),
+            (API, &["TestV3AuthWatchErrorAndWatchId0", "TestV3LeaseExpire"]),
         ],
     },
     Difference {
