@@ -10,6 +10,13 @@ pub mod mvccpb {
     include!("gen/mvccpb.rs");
 }
 
+/// Permissions of etcd's roles, and options of its users.
+#[allow(clippy::all, missing_docs, unused_qualifications)]
+#[rustfmt::skip]
+pub mod authpb {
+    include!("gen/authpb.rs");
+}
+
 /// etcd's requests, responses and services.
 #[allow(clippy::all, missing_docs, unused_qualifications)]
 #[rustfmt::skip]

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kindred_database::serve::Sender;
 use kindred_proto::etcdserverpb::{
-    cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
+    auth_server::AuthServer, cluster_server::ClusterServer, lease_server::LeaseServer,
+    maintenance_server::MaintenanceServer,
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_transport::Drain;
@@ -13,6 +14,7 @@ use tonic::service;
 
 use crate::admin;
 use crate::admission::Admission;
+use crate::auth::guarded::Guarded;
 use crate::endpoint::{auth, cluster, kv, lease, maintenance, refuse, watch};
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::live::ReadPath;
@@ -20,6 +22,7 @@ use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
+use crate::meta::auth::Users;
 use crate::meta::take::StateKeeper;
 use crate::meta::{self, Cluster};
 use crate::metrics::WatchMetrics;
@@ -44,6 +47,8 @@ pub struct App {
     pub feeds: Arc<Feeds>,
     leases: Arc<LeaseRouter>,
     compactor: Arc<Compactor>,
+    /// The users and roles of clients.
+    pub users: Arc<Users>,
     /// What clients ask, counted.
     pub traffic: Arc<Traffic>,
     /// Admits long lists.
@@ -56,14 +61,14 @@ impl App {
     #[must_use]
     pub fn new(
         routing: Arc<Routing>,
-        stores: Stores,
-        cluster: Cluster,
+        users: Arc<Users>,
+        cluster: Arc<Cluster>,
         identity: Identity,
         drain: Drain,
         feeds: feeds::Options,
         admission: Arc<Admission>,
     ) -> Self {
-        let (cluster, identity) = (Arc::new(cluster), Arc::new(identity));
+        let (identity, stores) = (Arc::new(identity), routing.stores.clone());
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
         let traffic = Traffic::new();
         traffic.kinds.set_limits(&cluster.state().scheme(), &meta::take::limits(&cluster.state()));
@@ -78,10 +83,10 @@ impl App {
         });
         let compactor = Compactor::new(stores.clone());
         let feeds = Feeds::new(stores.clone(), feeds, drain.killed());
-        Self { stores, routing, keeper, identity, feeds, leases, compactor, traffic, admission, drain }
+        Self { stores, routing, keeper, identity, feeds, leases, compactor, users, traffic, admission, drain }
     }
 
-    /// KV, and the reads that its clients share.
+    /// KV for clients, and the reads that they share.
     #[must_use]
     pub fn kv(&self, max_request_bytes: usize) -> kv::Kv {
         let (stores, routing, ids) = (self.stores.clone(), self.routing.clone(), self.identity.ids());
@@ -97,7 +102,7 @@ impl App {
             traffic: self.traffic.clone(),
             admission: self.admission.clone(),
         };
-        kv::Kv::new(parts, max_request_bytes)
+        kv::Kv::new(parts, max_request_bytes, self.users.gate.clone())
     }
 
     /// What watches use.
@@ -111,34 +116,44 @@ impl App {
             ids: self.identity.ids(),
             metrics: WatchMetrics::default(),
             traffic: self.traffic.clone(),
+            gate: self.users.gate.clone(),
             drain: self.drain.clone(),
         })
     }
 
-    /// All services of etcd's API.
+    /// All services of etcd's API, for clients.
     #[must_use]
-    pub fn services(&self, kv: &kv::Kv) -> service::Routes {
+    pub fn services(&self, kv: &kv::Kv) -> Guarded<service::Routes> {
         let max_message = kv.message_bytes_max();
         let (stores, identity) = (self.stores.clone(), self.identity.clone());
-        let lease =
-            lease::Lease::new(self.leases.clone(), stores.clone(), identity.clone(), self.drain.clone());
+        let gate = self.users.gate.clone();
+        let lease = lease::Lease::new(
+            self.leases.clone(),
+            stores.clone(),
+            identity.clone(),
+            gate.clone(),
+            self.drain.clone(),
+        );
         let watch = WatchServer::new(watch::Watch::new(self.watch_path()));
         let snapshots = Sender::new(
-            service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
-                .add_service(LeaseServer::new(lease.clone()))
+            // Whoever may take a snapshot may read everything.
+            service::Routes::new(KVServer::new(kv.for_router()).max_decoding_message_size(max_message))
+                .add_service(LeaseServer::new(lease.for_router()))
                 .prepare(),
             Snapshots::new(stores.clone(), self.routing.clone()),
         );
-        let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots);
+        let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots, gate.clone());
         let maintenance = MaintenanceServer::new(maintenance);
         let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone()));
-        service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
+        let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone(), kv));
+        let services = service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
             .add_service(watch.max_decoding_message_size(max_message))
             .add_service(LeaseServer::new(lease))
             .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
             .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
-            .add_service(auth::Auth::new(identity))
-            .prepare()
+            .add_service(auth)
+            .prepare();
+        Guarded::new(services, gate)
     }
 
     /// What moves use, and the admin port, which begins them.
@@ -157,10 +172,11 @@ impl App {
 
     /// What the admin port shows and changes.
     #[must_use]
-    pub fn admin(&self, mover: Arc<Mover>, kv: kv::Kv) -> admin::Parts {
+    pub fn admin(&self, mover: Arc<Mover>, kv: &kv::Kv) -> admin::Parts {
         let snapshots = Snapshots::new(self.stores.clone(), self.routing.clone());
         let (feeds, traffic) = (self.feeds.clone(), self.traffic.clone());
         let admission = self.admission.clone();
+        let kv = kv.for_router();
         admin::Parts { mover, feeds, snapshots, traffic, admission, kv, drain: self.drain.clone() }
     }
 
@@ -180,6 +196,7 @@ impl App {
             }
             None => self.stores.iter().for_each(|store| background::start(keeper, store)),
         }
+        until_stopped(Box::pin(self.users.clone().follow()));
         until_stopped(Box::pin(samples::run(self.traffic.clone())));
         until_stopped(Box::pin(compactor.clone().settle_owed()));
         until_stopped(Box::pin(compactor.observed.clone().run(keeper.cluster.meta.clone())));

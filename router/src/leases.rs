@@ -24,6 +24,7 @@ use kindred_wire::refusal::KindredError;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::auth::Entered;
 use crate::execute::routed::settled;
 use crate::execute::{Deadline, Effect, call};
 use crate::meta::Cluster;
@@ -159,11 +160,69 @@ impl LeaseRouter {
     /// # Errors
     /// When the keys move for longer than the client waits.
     pub async fn keys(&self, id: i64, deadline: Deadline) -> Result<Vec<bytes::Bytes>, Status> {
+        let is_up = |store: &&Arc<Store>| store.state().is_up();
+        let parts = self.keys_at(self.stores.iter().filter(is_up), id, deadline).await?;
+        Ok(union(parts.into_iter().filter_map(Result::ok)))
+    }
+
+    /// All keys of a lease, for who must not leave out one.
+    ///
+    /// # Errors
+    /// When a store cannot be asked, which may have some.
+    pub async fn all_keys(&self, lease: LeaseId, deadline: Deadline) -> Result<Vec<bytes::Bytes>, Status> {
+        let is_there = |store: &&Arc<Store>| !store.is_removed();
+        let parts = self.keys_at(self.stores.iter().filter(is_there), lease.get(), deadline).await?;
+        Ok(union(parts.into_iter().collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// Checks that a client may write all keys of a lease, which end with it.
+    ///
+    /// # Errors
+    /// etcd's, if it may not; or that of a store which cannot be asked.
+    pub async fn may_write(
+        &self,
+        entered: &Entered,
+        lease: LeaseId,
+        deadline: Deadline,
+    ) -> Result<(), Status> {
+        if entered.is_root() {
+            return Ok(());
+        }
+        let keys = self.all_keys(lease, deadline).await?;
+        let may = |key: &bytes::Bytes| entered.rules.may_write(entered.caller.as_ref(), key, &[]);
+        keys.iter().try_for_each(may).map_err(grpc::status)
+    }
+
+    /// Checks that a client may read all keys of a lease.
+    ///
+    /// # Errors
+    /// As [`LeaseRouter::may_write`].
+    pub async fn may_read(
+        &self,
+        entered: &Entered,
+        lease: LeaseId,
+        deadline: Deadline,
+    ) -> Result<(), Status> {
+        if entered.is_root() {
+            return Ok(());
+        }
+        let keys = self.all_keys(lease, deadline).await?;
+        let may = |key: &bytes::Bytes| entered.rules.may_read(entered.caller.as_ref(), key, &[]);
+        keys.iter().try_for_each(may).map_err(grpc::status)
+    }
+
+    /// The keys of a lease at each of these stores.
+    async fn keys_at<'a>(
+        &self,
+        stores: impl Iterator<Item = &'a Arc<Store>>,
+        id: i64,
+        deadline: Deadline,
+    ) -> Result<Vec<Result<Vec<bytes::Bytes>, Status>>, Status> {
+        let (shards, etcds): (Vec<_>, Vec<_>) = stores.partition(|store| store.is_shard());
         let mut waiting = Waiting::new(&self.routing, Effect::Read, deadline.at());
         loop {
             let generation = self.routing.load().generation();
-            let shards: Vec<_> = self.stores.up().filter(|store| store.is_shard()).collect();
-            let parts = join_all(shards.into_iter().map(|store| async move {
+            let parts = join_all(shards.iter().map(|store| async move {
                 call(store, Effect::Read, deadline, || async {
                     let request = shard::LeaseKeysRequest { id, generation: generation.0 };
                     store.shard().lease_keys(deadline.request(request)).await
@@ -176,10 +235,9 @@ impl LeaseRouter {
                 waiting.wait(generation, &[]).await?;
                 continue;
             }
-            let parts = parts.into_iter().map(|part| part.map(|answer| answer.keys).unwrap_or_default());
-            let at_etcds = self.stores.up().filter(|store| !store.is_shard());
-            let at_etcds = join_all(at_etcds.map(|etcd| etcd::keys(self, etcd, id, deadline))).await;
-            return Ok(union(parts.chain(at_etcds)));
+            let parts = parts.into_iter().map(|part| part.map(|answer| answer.keys));
+            let at_etcds = join_all(etcds.iter().map(|etcd| etcd::keys(self, etcd, id, deadline))).await;
+            return Ok(parts.chain(at_etcds).collect());
         }
     }
 

@@ -1,7 +1,7 @@
 //! The cluster's state, kept in a meta store: any etcd v3 endpoints, apart from the stores that hold clients' keys.
 //!
 //! * Under `/kindred/` are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
-//!   `coordinators/<id>` and `compaction` (the highest accepted compaction of a client).
+//!   `coordinators/<id>`, `compaction` (the highest accepted compaction of a client) and `auth` (users and roles, [`auth`]).
 //! * Every router follows all of these keys ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a
 //!   file ([`cache`]). A start takes the state from meta, else the file, else `--config`, else the embedded default
 //!   ([`start`]).
@@ -11,6 +11,7 @@
 //! * States are ordered by their own numbers, not by meta's revision: a meta store that comes back empty, or with old
 //!   data, gets the newest state that a router has.
 
+pub mod auth;
 pub mod cache;
 pub mod change;
 pub mod client;
@@ -47,6 +48,8 @@ pub const MOVES: &str = "/kindred/moves/";
 pub const COMPACTION: &str = "/kindred/compaction";
 /// Which shard revisions correspond to those of a default store that is a stock etcd.
 pub const REVISION_PAIRS: &str = "/kindred/revisions";
+/// The users and roles of clients.
+pub const AUTH: &str = "/kindred/auth";
 /// How long a change waits until this router's follower has seen it in meta.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// How often a change is tried when other changes of the state collide with it.

@@ -1,6 +1,7 @@
 //! Starts a router, serves, and drains it.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -22,6 +23,7 @@ use crate::admin as admin_routes;
 use crate::app::App;
 use crate::config::{Args, ConfigErrors, Settings};
 use crate::identity::Identity;
+use crate::meta::auth::Users;
 use crate::meta::client::MetaClient;
 use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
@@ -159,7 +161,9 @@ pub async fn bind(
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
     let identity = Identity::new(cluster_id, member_id, settings.name, client_urls);
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
-    let app = App::new(routing, stores, cluster, identity, drain.clone(), settings.feeds, settings.admission);
+    let cluster = Arc::new(cluster);
+    let users = Users::start(cluster.clone()).await?;
+    let app = App::new(routing, users, cluster, identity, drain.clone(), settings.feeds, settings.admission);
     if app.keeper.cluster.meta.is_some() {
         app.keeper.take(app.keeper.cluster.state());
     }
@@ -178,7 +182,7 @@ pub async fn bind(
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
     let kv = app.kv(settings.max_request_bytes);
     let services = Recipes::around(app.services(&kv));
-    let parts = app.admin(mover, kv.clone());
+    let parts = app.admin(mover, &kv);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
     let served = Served { calls: kv, services, web: admin::for_clients(web) };

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use fake::Fake;
 use kindred_proto::etcdserverpb as pb;
+use kindred_router::auth::Credentials;
 use kindred_router::run::Bound;
 use kindred_router::watch::session;
 use pb::watch_request::RequestUnion;
@@ -73,7 +74,12 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     let (requests, queue) = mpsc::channel(16);
     let (to, mut answers) = mpsc::channel(16);
     let polls = Arc::new(AtomicUsize::new(0));
-    let mut session = Box::pin(session::serve(world.bound.app.watch_path(), ReceiverStream::new(queue), to));
+    let mut session = Box::pin(session::serve(
+        world.bound.app.watch_path(),
+        Credentials::default(),
+        ReceiverStream::new(queue),
+        to,
+    ));
     let polled = polls.clone();
     tokio::spawn(std::future::poll_fn(move |context| {
         polled.fetch_add(1, Ordering::Relaxed);

@@ -7,6 +7,7 @@
 mod adopt;
 mod advise;
 mod again;
+mod auth;
 mod backup;
 mod backup_snapshot;
 mod clients;

@@ -46,9 +46,11 @@ fn read(paths: &[PathBuf]) -> anyhow::Result<Declarations> {
 fn our_protocol_is_etcds() {
     scenario::run("our_protocol_is_etcds", LIMIT, |_| async {
         let ours = peers_dir().join("../../proto/etcd");
-        let ours = read(&[ours.join("kv.proto"), ours.join("rpc.proto")])?;
+        let ours = read(&["auth.proto", "kv.proto", "rpc.proto"].map(|name| ours.join(name)))?;
         let theirs = etcd_api()?;
-        let theirs = read(&[theirs.join("mvccpb/kv.proto"), theirs.join("etcdserverpb/rpc.proto")])?;
+        let theirs = read(
+            &["authpb/auth.proto", "mvccpb/kv.proto", "etcdserverpb/rpc.proto"].map(|name| theirs.join(name)),
+        )?;
         let mut differences = Vec::new();
         let mut fields = 0;
         for (name, block) in &ours.blocks {

@@ -16,7 +16,7 @@ use axum::response::Response;
 use axum::routing::{any, post};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use http::{HeaderValue, Method as Verb, Request, Uri, header};
+use http::{HeaderMap, HeaderValue, Method as Verb, Request, Uri, header};
 use http_body_util::{BodyExt as _, Full, Limited, StreamBody};
 use kindred_transport::grpc::framed;
 use kindred_transport::server::Services;
@@ -77,7 +77,8 @@ async fn not_allowed() -> Response {
 }
 
 async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpBody>) -> Response {
-    let body = request.into_body();
+    let (parts, body) = request.into_parts();
+    let callers = Token::of(&parts.headers);
     match bound.method.streams {
         Streams::No | Streams::Server => {
             let message = match whole(body, bound.bytes_max).await.and_then(|json| bound.message(&json)) {
@@ -87,7 +88,7 @@ async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpB
             let Some(frame) = framed(&message) else {
                 return answer::refused(&Status::invalid_argument("the message is too large"));
             };
-            bound.answer(Body::new(Full::new(frame))).await
+            bound.answer(callers, Body::new(Full::new(frame))).await
         }
         Streams::Both => {
             let (says, said) = mpsc::channel(1);
@@ -98,7 +99,32 @@ async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpB
             tokio::spawn(bound.clone().reads(first, rest, says));
             let frames =
                 ReceiverStream::new(said).map(|frame| Ok::<_, Status>(http_body::Frame::data(frame)));
-            bound.answer(Body::new(StreamBody::new(frames))).await
+            bound.answer(callers, Body::new(StreamBody::new(frames))).await
+        }
+    }
+}
+
+/// What a request says of its caller. The certificate of its connection says nothing here, as with etcd.
+#[derive(Debug, Clone, Default)]
+struct Token {
+    /// `Authorization`, by which clients of the gateway log in.
+    authorization: Option<HeaderValue>,
+    /// The metadata of clients of gRPC, as grpc-gateway takes it over.
+    token: Option<HeaderValue>,
+}
+
+impl Token {
+    fn of(headers: &HeaderMap) -> Self {
+        let of = |name: &str| headers.get(name).cloned();
+        Self { authorization: of("authorization"), token: of("grpc-metadata-token") }
+    }
+
+    fn put(self, to: &mut HeaderMap) {
+        if let Some(value) = self.authorization {
+            to.insert(header::AUTHORIZATION, value);
+        }
+        if let Some(value) = self.token {
+            to.insert("token", value);
         }
     }
 }
@@ -148,12 +174,13 @@ impl<S: Services> Bound<S> {
         }
     }
 
-    async fn answer(&self, body: Body) -> Response {
+    async fn answer(&self, callers: Token, body: Body) -> Response {
         let mut request = Request::new(body);
         *request.method_mut() = Verb::POST;
         *request.uri_mut() = self.method.uri();
         request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
+        callers.put(request.headers_mut());
         let answered = match self.services.clone().oneshot(request).await {
             Ok(answered) => answered,
             Err(never) => match never {},

@@ -27,6 +27,11 @@ impl<S: Services> Election<S> {
         Self { store }
     }
 
+    /// The same for the caller of a request.
+    fn for_caller<T>(&self, request: &Request<T>) -> Self {
+        Self { store: self.store.for_caller(request) }
+    }
+
     async fn announce(&self, leader: &LeaderKey, value: Bytes) -> Result<Option<ResponseHeader>, Status> {
         let put = PutRequest { key: leader.key.clone(), value, lease: leader.lease, ..PutRequest::default() };
         let answer = self.store.if_own(&leader.key, leader.rev, request_op::Request::RequestPut(put)).await?;
@@ -96,15 +101,16 @@ impl<S: Services> election_server::Election for Election<S> {
         &self,
         request: Request<CampaignRequest>,
     ) -> Result<Response<CampaignResponse>, Status> {
+        let this = self.for_caller(&request);
         let CampaignRequest { name, lease, value } = request.into_inner();
-        let lease = self.store.lease(lease).await?;
-        let (entry, before) = self.store.enter(&name, lease, value.clone()).await?;
+        let lease = this.store.lease(lease).await?;
+        let (entry, before) = this.store.enter(&name, lease, value.clone()).await?;
         let leader = LeaderKey { name: name.clone(), key: entry.key.clone(), rev: entry.created, lease };
-        let leaves = Leaves::unless_done(&self.store, &entry);
+        let leaves = Leaves::unless_done(&this.store, &entry);
         if before.is_some_and(|before| before != value) {
-            self.announce(&leader, value).await?;
+            this.announce(&leader, value).await?;
         }
-        self.store.wait_for_older(&name, &entry).await?;
+        this.store.wait_for_older(&name, &entry).await?;
         leaves.done();
         Ok(Response::new(CampaignResponse { header: entry.header, leader: Some(leader) }))
     }
@@ -113,13 +119,15 @@ impl<S: Services> election_server::Election for Election<S> {
         &self,
         request: Request<ProclaimRequest>,
     ) -> Result<Response<ProclaimResponse>, Status> {
+        let this = self.for_caller(&request);
         let ProclaimRequest { leader, value } = request.into_inner();
-        let header = self.announce(&led(leader)?, value).await?;
+        let header = this.announce(&led(leader)?, value).await?;
         Ok(Response::new(ProclaimResponse { header }))
     }
 
     async fn leader(&self, request: Request<LeaderRequest>) -> Result<Response<LeaderResponse>, Status> {
-        let found = self.store.oldest(&request.into_inner().name).await?;
+        let this = self.for_caller(&request);
+        let found = this.store.oldest(&request.into_inner().name).await?;
         let kv = found.kvs.into_iter().next().ok_or_else(|| Status::unknown("election: no leader"))?;
         Ok(Response::new(LeaderResponse { header: found.header, kv: Some(kv) }))
     }
@@ -130,7 +138,8 @@ impl<S: Services> election_server::Election for Election<S> {
         &self,
         request: Request<LeaderRequest>,
     ) -> Result<Response<Self::ObserveStream>, Status> {
-        let (name, this) = (request.into_inner().name, self.clone());
+        let this = self.for_caller(&request);
+        let name = request.into_inner().name;
         let (to, answers) = mpsc::channel(16);
         tokio::spawn(async move {
             let ended = tokio::select! {
@@ -145,8 +154,9 @@ impl<S: Services> election_server::Election for Election<S> {
     }
 
     async fn resign(&self, request: Request<ResignRequest>) -> Result<Response<ResignResponse>, Status> {
+        let this = self.for_caller(&request);
         let LeaderKey { key, rev, .. } = led(request.into_inner().leader)?;
-        let answer = self.store.leave(key, rev).await?;
+        let answer = this.store.leave(key, rev).await?;
         Ok(Response::new(ResignResponse { header: answer.header }))
     }
 }

@@ -49,13 +49,14 @@ impl<S: Services> Drop for Leaves<S> {
 #[tonic::async_trait]
 impl<S: Services> lock_server::Lock for Lock<S> {
     async fn lock(&self, request: Request<LockRequest>) -> Result<Response<LockResponse>, Status> {
+        let store = self.store.for_caller(&request);
         let LockRequest { name, lease } = request.into_inner();
-        let lease = self.store.lease(lease).await?;
-        let (entry, _) = self.store.enter(&name, lease, Bytes::new()).await?;
-        let leaves = Leaves::unless_done(&self.store, &entry);
-        self.store.wait_for_older(&name, &entry).await?;
+        let lease = store.lease(lease).await?;
+        let (entry, _) = store.enter(&name, lease, Bytes::new()).await?;
+        let leaves = Leaves::unless_done(&store, &entry);
+        store.wait_for_older(&name, &entry).await?;
         let own = RangeRequest { key: entry.key.clone(), ..RangeRequest::default() };
-        let found = self.store.range(own).await?;
+        let found = store.range(own).await?;
         leaves.done();
         if found.kvs.first().is_none_or(|kv| kv.create_revision != entry.created) {
             return Err(Status::unknown("mutex: session is expired"));
@@ -64,7 +65,8 @@ impl<S: Services> lock_server::Lock for Lock<S> {
     }
 
     async fn unlock(&self, request: Request<UnlockRequest>) -> Result<Response<UnlockResponse>, Status> {
-        let header = self.store.delete(request.into_inner().key).await?;
+        let store = self.store.for_caller(&request);
+        let header = store.delete(request.into_inner().key).await?;
         Ok(Response::new(UnlockResponse { header }))
     }
 }

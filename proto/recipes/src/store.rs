@@ -1,6 +1,10 @@
 //! The calls that locks and elections are made of.
 
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
 use bytes::Bytes;
+use http::HeaderValue;
 use kindred_proto::etcdserverpb::{
     Compare, DeleteRangeRequest, LeaseGrantRequest, PutRequest, RangeRequest, RangeResponse, RequestOp,
     ResponseHeader, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, compare,
@@ -8,11 +12,15 @@ use kindred_proto::etcdserverpb::{
     watch_client::WatchClient, watch_request,
 };
 use kindred_proto::mvccpb::{KeyValue, event::EventType};
+use kindred_transport::ConnectionInfo;
+use kindred_transport::grpc::header;
 use kindred_transport::server::Services;
 use kindred_wire::error::EtcdError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::body::Body;
+use tonic::{Request, Status, Streaming};
+use tower::Service;
 
 /// The TTL of a lease that is granted for a caller without one, in seconds (`concurrency.defaultSessionTTL`).
 const TTL_S: i64 = 60;
@@ -26,10 +34,55 @@ pub struct Entry {
     pub header: Option<ResponseHeader>,
 }
 
-/// The store, as its clients see it.
+/// The store, as one of its clients sees it.
 #[derive(Debug, Clone)]
 pub struct Store<S> {
+    services: On<S>,
+}
+
+/// What calls on somebody's behalf say of the caller, and where they come from.
+#[derive(Debug, Clone, Default)]
+struct Behalf {
+    headers: Vec<(&'static str, HeaderValue)>,
+    connection: Option<ConnectionInfo>,
+}
+
+impl Behalf {
+    fn of<T>(request: &Request<T>) -> Self {
+        let of = |name| Some((name, header(request.metadata().as_ref(), name)?.clone()));
+        let connection = ConnectionInfo::of(request.extensions()).cloned();
+        Self { headers: CALLER.into_iter().filter_map(of).collect(), connection }
+    }
+}
+
+/// The metadata that says who calls.
+const CALLER: [&str; 2] = ["token", "authorization"];
+
+/// Services on somebody's behalf.
+#[derive(Debug, Clone)]
+struct On<S> {
     services: S,
+    behalf: Behalf,
+}
+
+impl<S: Services> Service<http::Request<Body>> for On<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.services.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> S::Future {
+        for (name, value) in &self.behalf.headers {
+            request.headers_mut().insert(*name, value.clone());
+        }
+        if let Some(connection) = &self.behalf.connection {
+            request.extensions_mut().insert(connection.clone());
+        }
+        self.services.call(request)
+    }
 }
 
 /// A watch, which ends when this is dropped.
@@ -63,7 +116,14 @@ impl Watching {
 impl<S: Services> Store<S> {
     #[must_use]
     pub fn new(services: S) -> Self {
-        Self { services }
+        Self { services: On { services, behalf: Behalf::default() } }
+    }
+
+    /// The same for the caller of a request: what is done for it may do what the caller may.
+    #[must_use]
+    pub fn for_caller<T>(&self, request: &Request<T>) -> Self {
+        let services = self.services.services.clone();
+        Self { services: On { services, behalf: Behalf::of(request) } }
     }
 
     /// The lease of a caller: one is granted for a caller that has none.

@@ -149,6 +149,8 @@ etcd_errors! {
     RoleEmpty = InvalidArgument, "etcdserver: role name is empty";
     /// The user name or the password is wrong.
     AuthFailed = InvalidArgument, "etcdserver: authentication failed, invalid user ID or password";
+    /// The user has no password. The text is that of etcd's library, as etcd has no status for it.
+    NoPasswordUser = Unknown, "auth: authentication failed, password was given for no password user";
     /// A permission is required.
     PermissionNotGiven = InvalidArgument, "etcdserver: permission not given";
     /// The user lacks the permission.

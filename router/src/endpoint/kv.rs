@@ -9,8 +9,10 @@ use futures_util::{Stream, StreamExt};
 use kindred_partition_config::ids::{Epoch, LeaseId, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::check;
+use kindred_proto::etcdserverpb as pb;
 use kindred_proto::nested::{self, NotATxn};
 use kindred_proto::raw::kv::k_v_server::KV;
+use kindred_router_core::auth::request::{self, Denied};
 use kindred_router_core::header_ids::append;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
@@ -27,10 +29,12 @@ use kindred_wire::patch::RangePatch;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
+use prost::{DecodeError, Message as _};
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::admission::{Admission, Holding, Permit};
+use crate::auth::{Credentials, Entered, Gate};
 use crate::execute::compact::Compactor;
 use crate::execute::fan_out::delete::delete_at;
 use crate::execute::fan_out::live::ReadPath;
@@ -59,6 +63,10 @@ const TXN_OPS_MAX: usize = 128;
 pub struct Kv {
     with: Arc<Parts>,
     max_request_bytes: usize,
+    /// Whom this serves; `None` for the router itself.
+    gate: Option<Arc<Gate>>,
+    /// Of the certificate of the connection that this serves.
+    common_name: Option<Arc<str>>,
     /// The client of the connection that this serves; `None` where it serves several.
     client: Option<Arc<OpenConnection>>,
 }
@@ -79,18 +87,67 @@ pub struct Parts {
 
 impl Kv {
     #[must_use]
-    pub fn new(with: Parts, max_request_bytes: usize) -> Self {
-        Self { with: Arc::new(with), max_request_bytes, client: None }
+    pub fn new(with: Parts, max_request_bytes: usize, gate: Arc<Gate>) -> Self {
+        Self { with: Arc::new(with), max_request_bytes, gate: Some(gate), common_name: None, client: None }
+    }
+
+    /// The same for the router's own calls, which nobody checks.
+    #[must_use]
+    pub fn for_router(&self) -> Self {
+        Self { gate: None, common_name: None, client: None, ..self.clone() }
+    }
+
+    /// Checks that the client may make a request. `None` while clients need not say who they are.
+    async fn permitted(&self, method: Call, asking: &Request<Bytes>) -> Result<Option<Permitted>, Status> {
+        let Some(gate) = &self.gate else { return Ok(None) };
+        let credentials = || Credentials::of(asking).or_of_connection(self.common_name.as_ref());
+        let body = asking.get_ref();
+        let entered = match gate.enter(credentials).await {
+            Ok(Some(entered)) => entered,
+            Ok(None) => return Ok(None),
+            Err(status) => {
+                refuse_invalid(method, body)?;
+                return Err(status);
+            }
+        };
+        let asked = match request::check(&entered.rules, entered.caller.as_ref(), method, body) {
+            Ok(asked) => asked,
+            Err(Denied::Malformed(error)) => {
+                return Err(grpc::refusal(&KindredError::Malformed { reason: error.to_string() }));
+            }
+            Err(Denied::Etcd(error)) => {
+                refuse_invalid(method, body)?;
+                return Err(grpc::status(error));
+            }
+        };
+        let deadline = Deadline::of(asking.metadata(), Effect::Read);
+        for lease in &asked.leases {
+            self.with.leases.may_write(&entered, *lease, deadline).await?;
+        }
+        Ok(Some(Permitted { gate: gate.clone(), entered, reads: !asked.writes }))
     }
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let mut counting = self.counting(method, &request);
-        let result = match self.place(&counting, request.metadata()).await {
-            Ok(_place) => self.route(method, request).await,
-            Err(status) => Err(status),
-        };
+        let result = self.checked(method, &counting, request).await;
         counting.answered(result.as_ref());
         result.map(|answer| self.with.identity.patched(answer))
+    }
+
+    /// Carries out a request that the client may make.
+    async fn checked(
+        &self,
+        method: Call,
+        counting: &Counting,
+        request: Request<Bytes>,
+    ) -> Result<Rope, Status> {
+        let permitted = self.permitted(method, &request).await?;
+        let _place = self.place(counting, request.metadata()).await?;
+        let answer = self.route(method, request).await?;
+        match permitted {
+            Some(Permitted { gate, entered, reads: true }) => gate.is_as_it_was(&entered).map(|()| answer),
+            _ => Ok(answer),
+        }
     }
 
     /// Refuses a call beyond its Kind's limits; waits until a long list may be read, and returns its place.
@@ -266,6 +323,14 @@ impl Kv {
     }
 }
 
+/// What a request was permitted by.
+struct Permitted {
+    gate: Arc<Gate>,
+    entered: Entered,
+    /// It only reads.
+    reads: bool,
+}
+
 /// A request of a client.
 struct Asked<'a> {
     kv: &'a Kv,
@@ -360,7 +425,8 @@ impl UnaryCalls for Kv {
     }
 
     fn of_connection(&self, from: &ConnectionInfo) -> Self {
-        Self { client: Some(self.with.traffic.clients.connected(from)), ..self.clone() }
+        let common_name = from.common_name().map(Arc::from);
+        Self { client: Some(self.with.traffic.clients.connected(from)), common_name, ..self.clone() }
     }
 
     fn counted(&self, method: Call) -> &'static Calls {
@@ -388,10 +454,12 @@ impl KV for Kv {
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
         let mut counting = self.counting(Call::RangeStream, &request);
-        let opened = match self.place(&counting, request.metadata()).await {
-            Ok(place) => self.open_range_stream(request).await.map(|chunks| (chunks, Holding::new(place))),
-            Err(status) => Err(status),
+        let opening = async {
+            self.permitted(Call::RangeStream, &request).await?;
+            let place = self.place(&counting, request.metadata()).await?;
+            Ok((self.open_range_stream(request).await?, Holding::new(place)))
         };
+        let opened = opening.await;
         let (chunks, place) = match opened {
             Ok(opened) => opened,
             Err(status) => {
@@ -440,10 +508,24 @@ fn broken(store: &Store, status: Status) -> Status {
     }
 }
 
-/// Checks what etcd itself would refuse, so that its errors come before kindred's own.
+/// Checks what etcd itself would refuse, so that its errors come before kindred's own and before those of the gate.
 fn refuse_invalid(method: Call, body: &Bytes) -> Result<(), Status> {
-    if method != Call::Txn {
-        return Ok(());
+    let malformed =
+        |error: DecodeError| grpc::refusal(&KindredError::Malformed { reason: error.to_string() });
+    match method {
+        Call::Range | Call::RangeStream => {
+            let range = pb::RangeRequest::decode(body.clone()).map_err(malformed)?;
+            return check::range(&range).map_err(grpc::status);
+        }
+        Call::Put => {
+            let put = pb::PutRequest::decode(body.clone()).map_err(malformed)?;
+            return check::put(&put).map_err(grpc::status);
+        }
+        Call::DeleteRange => {
+            let delete = pb::DeleteRangeRequest::decode(body.clone()).map_err(malformed)?;
+            return check::delete(&delete).map_err(grpc::status);
+        }
+        Call::Txn => {}
     }
     let txn = nested::txn(body.clone()).map_err(|refused| match refused {
         NotATxn::TooDeep => grpc::status(EtcdError::TooManyOps),

@@ -2,9 +2,10 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt as _};
 use kindred_partition_config::ids::LeaseId;
 use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
 use kindred_router_core::lease_fanout::{grant_home, union};
@@ -12,6 +13,7 @@ use kindred_transport::{Drain, ending, grpc};
 use kindred_wire::error::EtcdError;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use crate::auth::{Credentials, Entered, Gate};
 use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
@@ -20,18 +22,56 @@ use crate::stores::{Store, Stores};
 /// How many keepalives of one client stream are under way at a time.
 const KEEPALIVES_AT_ONCE: usize = 64;
 
+/// The time limit of a renewal.
+const RENEWAL_MAX: Duration = Duration::from_secs(5);
+
 #[derive(Debug, Clone)]
 pub struct Lease {
     leases: Arc<LeaseRouter>,
     stores: Stores,
     identity: Arc<Identity>,
+    /// Whom this serves; `None` for the router itself.
+    gate: Option<Arc<Gate>>,
     drain: Drain,
 }
 
 impl Lease {
     #[must_use]
-    pub fn new(leases: Arc<LeaseRouter>, stores: Stores, identity: Arc<Identity>, drain: Drain) -> Self {
-        Self { leases, stores, identity, drain }
+    pub fn new(
+        leases: Arc<LeaseRouter>,
+        stores: Stores,
+        identity: Arc<Identity>,
+        gate: Arc<Gate>,
+        drain: Drain,
+    ) -> Self {
+        Self { leases, stores, identity, gate: Some(gate), drain }
+    }
+
+    /// The same for the router's own calls, which nobody checks.
+    #[must_use]
+    pub fn for_router(&self) -> Self {
+        Self { gate: None, ..self.clone() }
+    }
+
+    /// Lets a call in that needs a user; `None` while clients need not say who they are.
+    async fn enter<T: Sync>(&self, request: &Request<T>) -> Result<Option<Checked>, Status> {
+        let Some(gate) = &self.gate else { return Ok(None) };
+        let Some(entered) = gate.enter(|| Credentials::of(request)).await? else { return Ok(None) };
+        entered.is_user()?;
+        Ok(Some(Checked { gate: gate.clone(), entered }))
+    }
+}
+
+/// A call of a user.
+struct Checked {
+    gate: Arc<Gate>,
+    entered: Entered,
+}
+
+impl Checked {
+    /// Refuses an answer that was permitted by rules that are not in use any more.
+    fn is_as_it_was(checked: Option<&Self>) -> Result<(), Status> {
+        checked.map_or(Ok(()), |Self { gate, entered }| gate.is_as_it_was(entered))
     }
 }
 
@@ -46,7 +86,7 @@ struct Kept {
 
 impl Kept {
     async fn at_home(leases: &LeaseRouter, id: i64) -> Result<Self, Status> {
-        let deadline = Deadline::within(std::time::Duration::from_secs(5));
+        let deadline = Deadline::within(RENEWAL_MAX);
         let request = pb::LeaseKeepAliveRequest { id };
         let kept = leases.at_settled_home(LeaseId(id), Effect::Read, deadline, |home| async move {
             let mut answers = call(&home, Effect::Read, deadline, || async {
@@ -82,6 +122,7 @@ impl pb::lease_server::Lease for Lease {
         request: Request<pb::LeaseGrantRequest>,
     ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
+        self.enter(&request).await?;
         let request = request.into_inner();
         let stores = &self.stores;
         let chosen = LeaseId::from_wire(request.id);
@@ -104,8 +145,12 @@ impl pb::lease_server::Lease for Lease {
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let checked = self.enter(&request).await?;
         let id = request.into_inner().id;
         let lease = LeaseId(id);
+        if let Some(Checked { entered, .. }) = &checked {
+            self.leases.may_write(entered, lease, deadline).await?;
+        }
         let revoke = |home: Arc<Store>| async move { revoke_at(&home, id, deadline).await };
         let revoked = self.leases.at_settled_home(lease, Effect::Write, deadline, revoke).await?;
         let Some((home, (revision, attached))) = revoked else {
@@ -129,16 +174,18 @@ impl pb::lease_server::Lease for Lease {
     ) -> Result<Response<KeepAlives>, Status> {
         let (leases, identity) = (self.leases.clone(), self.identity.clone());
         let stopping = self.drain.stopping();
+        let (gate, credentials) = (self.gate.clone(), Arc::new(Credentials::of(&request)));
         let answers = request.into_inner().map(move |request| {
-            let leases = leases.clone();
+            let (leases, gate, credentials) = (leases.clone(), gate.clone(), credentials.clone());
             async move {
                 match request {
-                    Ok(request) => Kept::at_home(&leases, request.id).await.map(Some).or_else(|status| {
-                        match status.code() {
+                    Ok(request) => renew(&leases, gate.as_deref(), &credentials, request.id)
+                        .await
+                        .map(Some)
+                        .or_else(|status| match status.code() {
                             Code::Unavailable | Code::DeadlineExceeded => Ok(None),
                             _ => Err(status),
-                        }
-                    }),
+                        }),
                     Err(status) => Err(status),
                 }
             }
@@ -163,7 +210,11 @@ impl pb::lease_server::Lease for Lease {
         request: Request<pb::LeaseTimeToLiveRequest>,
     ) -> Result<Response<pb::LeaseTimeToLiveResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let checked = self.enter(&request).await?.filter(|_| request.get_ref().keys);
         let request = request.into_inner();
+        if let Some(Checked { entered, .. }) = &checked {
+            self.leases.may_read(entered, LeaseId(request.id), deadline).await?;
+        }
         let found =
             self.leases.at_settled_home(LeaseId(request.id), Effect::Read, deadline, |home| async move {
                 // All stores are asked for their keys together, below.
@@ -181,6 +232,12 @@ impl pb::lease_server::Lease for Lease {
         if request.keys && answer.ttl >= 0 {
             answer.keys = self.leases.keys(request.id, deadline).await?;
         }
+        if let Some(Checked { entered, .. }) = &checked {
+            // Some may have been attached since, which nobody has checked.
+            let may = |key: &bytes::Bytes| entered.rules.may_read(entered.caller.as_ref(), key, &[]);
+            answer.keys.iter().try_for_each(may).map_err(grpc::status)?;
+        }
+        Checked::is_as_it_was(checked.as_ref())?;
         answer.header = self.identity.typed_header(answer.header.map_or(0, |header| header.revision));
         Ok(Response::new(answer))
     }
@@ -191,6 +248,7 @@ impl pb::lease_server::Lease for Lease {
         request: Request<pb::LeaseLeasesRequest>,
     ) -> Result<Response<pb::LeaseLeasesResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
+        let checked = self.enter(&request).await?;
         let lists = join_all(self.stores.iter().map(|store| async move {
             call(store, Effect::Read, deadline, || async {
                 store.lease().lease_leases(deadline.request(pb::LeaseLeasesRequest {})).await
@@ -211,10 +269,34 @@ impl pb::lease_server::Lease for Lease {
         if let (true, Some(status)) = (parts.is_empty(), failed) {
             return Err(status);
         }
-        let leases = union(parts).into_iter().map(|id| pb::LeaseStatus { id }).collect();
+        let leases = union(parts);
+        if let Some(Checked { entered, .. }) = checked.as_ref().filter(|checked| !checked.entered.is_root()) {
+            let checks = futures_util::stream::iter(leases.clone())
+                .map(|id| self.leases.may_read(entered, LeaseId(id), deadline))
+                .buffer_unordered(KEEPALIVES_AT_ONCE);
+            checks.try_collect::<()>().await?;
+        }
+        Checked::is_as_it_was(checked.as_ref())?;
+        let leases = leases.into_iter().map(|id| pb::LeaseStatus { id }).collect();
         let header = self.identity.typed_header(revision);
         Ok(Response::new(pb::LeaseLeasesResponse { header, leases }))
     }
+}
+
+/// Renews a lease for a client, which must be able to write all keys of it.
+async fn renew(
+    leases: &LeaseRouter,
+    gate: Option<&Gate>,
+    credentials: &Credentials,
+    id: i64,
+) -> Result<Kept, Status> {
+    if let Some(gate) = gate
+        && let Some(entered) = gate.enter(|| credentials.clone()).await?
+    {
+        entered.is_user()?;
+        leases.may_write(&entered, LeaseId(id), Deadline::within(RENEWAL_MAX)).await?;
+    }
+    Kept::at_home(leases, id).await
 }
 
 /// Revokes a lease at a possible home. Returns the header revision and the slots of stores that still hold keys of it;

@@ -7,9 +7,11 @@ use futures_util::future::join_all;
 use kindred_database::serve::{Sender, Stream};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb as pb;
+use kindred_router_core::auth::methods::Who;
 use kindred_transport::admin::ETCD_VERSION;
 use tonic::{Request, Response, Status, service::Routes};
 
+use crate::auth::{Credentials, Gate};
 use crate::execute::raise::raise_shards;
 use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
@@ -23,14 +25,15 @@ pub struct Maintenance {
     stores: Stores,
     identity: Arc<Identity>,
     snapshots: Sender<Routes>,
+    gate: Arc<Gate>,
 }
 
 type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
     #[must_use]
-    pub fn new(stores: Stores, identity: Arc<Identity>, snapshots: Sender<Routes>) -> Self {
-        Self { stores, identity, snapshots }
+    pub fn new(stores: Stores, identity: Arc<Identity>, snapshots: Sender<Routes>, gate: Arc<Gate>) -> Self {
+        Self { stores, identity, snapshots, gate }
     }
 
     /// Makes the same call to every store at once.
@@ -85,8 +88,10 @@ impl pb::maintenance_server::Maintenance for Maintenance {
     /// of the list.
     async fn alarm(&self, request: Request<pb::AlarmRequest>) -> Result<Response<pb::AlarmResponse>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let listing = request.get_ref().action() == pb::alarm_request::AlarmAction::Get;
+        let who = if listing { Who::User } else { Who::Root };
+        self.gate.may_call(who, || Credentials::of(&request)).await?;
         let request = request.into_inner();
-        let listing = request.action() == pb::alarm_request::AlarmAction::Get;
         let each = self
             .each(Effect::Read, deadline, |store| async move {
                 store.maintenance().alarm(deadline.request(request)).await

@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::auth::Credentials;
 use crate::watch::around::WatchPath;
 use crate::watch::session;
 
@@ -34,7 +35,10 @@ impl watch_server::Watch for Watch {
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
         let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
-        let session = session::serve(self.path.clone(), request.into_inner(), to.clone());
+        let credentials = Credentials::of(&request);
+        // Creates are checked one by one, by the rules of their time.
+        self.path.gate.settle(&credentials).await;
+        let session = session::serve(self.path.clone(), credentials, request.into_inner(), to.clone());
         self.path.drain.spawn(async move {
             session.await;
             good_end.reached();

@@ -130,13 +130,21 @@ pub async fn keep_alive(etcd: &Arc<Store>, id: i64, deadline: Deadline) -> Resul
 }
 
 /// The keys of a lease that an etcd serves. Keys that have moved away are still there, and are not served.
-pub async fn keys(leases: &LeaseRouter, etcd: &Store, id: i64, deadline: Deadline) -> Vec<Bytes> {
-    let told = look(etcd, id, true, deadline).await.ok().flatten();
+///
+/// # Errors
+/// When it cannot be asked.
+pub async fn keys(
+    leases: &LeaseRouter,
+    etcd: &Store,
+    id: i64,
+    deadline: Deadline,
+) -> Result<Vec<Bytes>, Status> {
+    let told = look(etcd, id, true, deadline).await?;
     let mut keys = told.map(|told| told.keys).unwrap_or_default();
     let routes = leases.routing.load_full();
     keys.retain(|key| {
         let stores = routes.map().lookup(key).placement.stores();
         stores.into_iter().any(|store| store_ix(store) == etcd.index)
     });
-    keys
+    Ok(keys)
 }

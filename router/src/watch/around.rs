@@ -19,11 +19,13 @@ use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_session::{
     Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
 };
-use kindred_transport::Drain;
+use kindred_transport::{Drain, grpc};
+use kindred_wire::error::EtcdError;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::upstream::{Inbound, Upstream};
+use crate::auth::{Credentials, Entered, Gate};
 use crate::execute::Deadline;
 use crate::execute::compact::Compactor;
 use crate::execute::raise::raise;
@@ -50,6 +52,7 @@ pub struct WatchPath {
     pub ids: HeaderIds,
     pub metrics: WatchMetrics,
     pub traffic: Arc<Traffic>,
+    pub gate: Arc<Gate>,
     pub drain: Drain,
 }
 
@@ -57,6 +60,8 @@ pub struct WatchPath {
 #[derive(Debug)]
 pub struct Around {
     path: Arc<WatchPath>,
+    /// Of the stream's client.
+    credentials: Credentials,
     upstreams: HashMap<StoreIx, Upstream>,
     inbound: mpsc::Sender<Inbound>,
     /// The session's watches, as they are counted.
@@ -70,9 +75,14 @@ pub struct Around {
 }
 
 impl Around {
-    pub(super) fn new(path: Arc<WatchPath>, inbound: mpsc::Sender<Inbound>) -> Self {
+    pub(super) fn new(
+        path: Arc<WatchPath>,
+        credentials: Credentials,
+        inbound: mpsc::Sender<Inbound>,
+    ) -> Self {
         Self {
             path,
+            credentials,
             upstreams: HashMap::new(),
             inbound,
             watched: HashMap::new(),
@@ -85,6 +95,17 @@ impl Around {
 
 impl Outside for Around {
     type Reader = Reader;
+
+    fn may_watch(&self, key: &[u8], range_end: &[u8]) -> Result<(), String> {
+        match self.path.gate.enter_now(&self.credentials) {
+            Ok(None) => Ok(()),
+            Ok(Some(Entered { rules, caller })) => {
+                rules.may_read(caller.as_ref(), key, range_end).map_err(EtcdError::cancel_reason)
+            }
+            Err(status) => Err(grpc::etcd_error(&status)
+                .map_or_else(|| status.message().to_owned(), EtcdError::cancel_reason)),
+        }
+    }
 
     fn routes(&self) -> Arc<Routes> {
         self.path.routing.load_full()

@@ -13,19 +13,25 @@ use tonic::Status;
 
 use super::around::{Around, WatchPath};
 use super::upstream::{Inbound, What};
+use crate::auth::Credentials;
 
 /// Capacity of the channel through which all upstream streams of a session deliver their messages.
 const INBOUND_MAX: usize = 16;
 
 /// Serves a stream until it ends.
-pub async fn serve<S>(path: Arc<WatchPath>, mut requests: S, to: mpsc::Sender<Result<Bytes, Status>>)
-where
+pub async fn serve<S>(
+    path: Arc<WatchPath>,
+    credentials: Credentials,
+    mut requests: S,
+    to: mpsc::Sender<Result<Bytes, Status>>,
+) where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
     path.metrics.streams.increment(1.0);
     let (inbound, mut upstream) = mpsc::channel(INBOUND_MAX);
     let ids = path.ids;
-    let mut session = Session::new(Around::new(path.clone(), inbound), ids, Settings::default(), now());
+    let mut session =
+        Session::new(Around::new(path.clone(), credentials, inbound), ids, Settings::default(), now());
     let ended = run(&path, &mut session, &mut requests, &mut upstream, &to).await;
     path.metrics.streams.decrement(1.0);
     path.metrics.watchers.decrement(session.watches() as f64);

@@ -46,6 +46,11 @@ fn expected() -> Vec<(EtcdError, u8, &'static str)> {
         (EtcdError::RoleNotFound, 9, "etcdserver: role name not found"),
         (EtcdError::RoleEmpty, 3, "etcdserver: role name is empty"),
         (EtcdError::AuthFailed, 3, "etcdserver: authentication failed, invalid user ID or password"),
+        (
+            EtcdError::NoPasswordUser,
+            2,
+            "auth: authentication failed, password was given for no password user",
+        ),
         (EtcdError::PermissionNotGiven, 3, "etcdserver: permission not given"),
         (EtcdError::PermissionDenied, 7, "etcdserver: permission denied"),
         (EtcdError::RoleNotGranted, 9, "etcdserver: role is not granted to the user"),

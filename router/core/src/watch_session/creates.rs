@@ -75,6 +75,7 @@ impl<O: Outside> Session<O> {
         if create.start_revision < 0 {
             return Err(WatchRefusal::NegativeStart.reason().to_owned());
         }
+        self.outside.may_watch(&create.key, end)?;
         if !end.is_empty() && end != [0] && create.key.as_ref() >= end {
             return Err(WatchRefusal::EmptyRange.reason().to_owned());
         }

@@ -63,6 +63,11 @@ pub trait Outside {
     /// A reader of one of the router's feeds.
     type Reader: FeedReader;
 
+    /// Why the client may not watch these keys, as a `cancel_reason`.
+    ///
+    /// # Errors
+    /// If it may not.
+    fn may_watch(&self, key: &[u8], range_end: &[u8]) -> Result<(), String>;
     /// The map that requests see.
     fn routes(&self) -> Arc<Routes>;
     /// Whether the store is a shard, not a stock etcd.

@@ -23,6 +23,20 @@ fn a_create_with_a_start_is_answered_before_its_events() {
 }
 
 #[test]
+fn a_create_that_the_client_may_not_make_is_refused_in_its_turn_and_the_stream_goes_on() {
+    let mut client = Client::new();
+    client.create(pods());
+    client.create(single("tokens/a").id(7));
+    client.create(single("tokens/a").from(-1));
+    assert_eq!(client.hears(), NONE);
+    client.present(1, 20);
+    let refused = "-1 @0 created canceled (forbidden)";
+    let compacted = "-1 @0 created canceled (etcdserver: mvcc: required revision has been compacted)";
+    assert_eq!(client.hears(), ["0 @20 created", refused, compacted]);
+    assert_eq!(client.did(), ["ask for watch 1"], "no store was asked");
+}
+
+#[test]
 fn r8_a_create_without_a_start_begins_behind_what_all_its_stores_promise() {
     let mut client = Client::new();
     client.create(pods());

@@ -317,8 +317,15 @@ fn words(request: &Bytes) -> String {
     }
 }
 
+/// The keys that the client may not watch begin so.
+const FORBIDDEN: &[u8] = b"/registry/tokens";
+
 impl Outside for Fake {
     type Reader = Reader;
+
+    fn may_watch(&self, key: &[u8], _: &[u8]) -> Result<(), String> {
+        if key.starts_with(FORBIDDEN) { Err("forbidden".to_owned()) } else { Ok(()) }
+    }
 
     fn routes(&self) -> Arc<Routes> {
         self.routes.clone()
