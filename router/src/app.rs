@@ -22,9 +22,9 @@ use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
+use crate::meta;
 use crate::meta::auth::Users;
 use crate::meta::take::StateKeeper;
-use crate::meta::{self, Cluster};
 use crate::metrics::WatchMetrics;
 use crate::moves;
 use crate::moves::mover::Mover;
@@ -63,13 +63,12 @@ impl App {
         routing: Arc<Routing>,
         stores: Stores,
         users: Arc<Users>,
-        cluster: Arc<Cluster>,
         identity: Identity,
         drain: Drain,
         feeds: feeds::Options,
         admission: Arc<Admission>,
     ) -> Self {
-        let identity = Arc::new(identity);
+        let (cluster, identity) = (users.cluster.clone(), Arc::new(identity));
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
         let keeper = Arc::new(StateKeeper {
             cluster,

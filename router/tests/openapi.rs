@@ -48,7 +48,7 @@ async fn status(routes: &Router, method: &str, path: &str) -> StatusCode {
 async fn the_document_has_every_route_and_no_other() {
     let stores = [Fake::start(1).await, Fake::start(4).await];
     let (bound, _drain, _channel) = support::router(&stores[0].url, &stores[1].url).await;
-    let parts = bound.app.admin(bound.app.mover(), bound.app.kv(1 << 20));
+    let parts = bound.app.admin(bound.app.mover(), &bound.app.kv(1 << 20));
     let routes = admin::routes(parts, Admin::new());
     let documented: BTreeMap<&String, BTreeSet<&str>> = openapi::document()["paths"]
         .as_object()
