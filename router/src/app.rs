@@ -22,9 +22,9 @@ use crate::execute::fan_out::shared::SharedReads;
 use crate::feeds::{self, Feeds};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
+use crate::meta;
 use crate::meta::auth::Users;
 use crate::meta::take::StateKeeper;
-use crate::meta::{self, Cluster};
 use crate::metrics::WatchMetrics;
 use crate::moves;
 use crate::moves::mover::Mover;
@@ -61,14 +61,14 @@ impl App {
     #[must_use]
     pub fn new(
         routing: Arc<Routing>,
+        stores: Stores,
         users: Arc<Users>,
-        cluster: Arc<Cluster>,
         identity: Identity,
         drain: Drain,
         feeds: feeds::Options,
         admission: Arc<Admission>,
     ) -> Self {
-        let (identity, stores) = (Arc::new(identity), routing.stores.clone());
+        let (cluster, identity) = (users.cluster.clone(), Arc::new(identity));
         let leases = LeaseRouter::new(stores.clone(), cluster.clone(), routing.clone());
         let traffic = Traffic::new();
         traffic.kinds.set_limits(&cluster.state().scheme(), &meta::take::limits(&cluster.state()));

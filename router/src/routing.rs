@@ -41,7 +41,7 @@ pub struct Routing {
     shown: ShownRevisions,
     /// Limits the requests that wait while their keys move.
     pub(crate) move_buffer: MoveBuffer,
-    pub(crate) stores: Stores,
+    stores: Stores,
 }
 
 impl Routing {

@@ -162,8 +162,8 @@ pub async fn bind(
     let identity = Identity::new(cluster_id, member_id, settings.name, client_urls);
     let routing = Routing::new(routes, stores.clone(), settings.revision_scope);
     let cluster = Arc::new(cluster);
-    let users = Users::start(cluster.clone()).await?;
-    let app = App::new(routing, users, cluster, identity, drain.clone(), settings.feeds, settings.admission);
+    let users = Users::start(cluster).await?;
+    let app = App::new(routing, stores, users, identity, drain.clone(), settings.feeds, settings.admission);
     if app.keeper.cluster.meta.is_some() {
         app.keeper.take(app.keeper.cluster.state());
     }

@@ -23,8 +23,5 @@ pub mod rules;
 mod tests;
 pub mod token;
 
-pub use document::{Access, AuthState, Permission, Role, User};
+pub use document::{Access, AuthState, Permission, ROOT, Role, User};
 pub use rules::{Caller, Rules};
-
-/// The user and the role that may do everything.
-pub const ROOT: &str = "root";

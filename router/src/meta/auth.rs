@@ -31,7 +31,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub struct Users {
     /// Goes by them.
     pub gate: Arc<Gate>,
-    cluster: Arc<Cluster>,
+    /// Whose they are.
+    pub cluster: Arc<Cluster>,
     /// Held while the file is written.
     writing: Mutex<()>,
 }

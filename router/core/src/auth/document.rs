@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+/// The user and the role that may do everything.
+pub const ROOT: &str = "root";
 /// The version of the form.
 const VERSION: u32 = 1;
 /// The revision of a store without users, as in etcd.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use kindred_wire::error::EtcdError;
 
-use super::document::{Access, AuthState, Permission, User};
+use super::document::{Access, AuthState, Permission, ROOT, User};
+use super::methods::Who;
 use super::ranges::Ranges;
 use super::token::Token;
-use super::{ROOT, methods::Who};
 
 /// Who calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
