@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use kindred_tests::{
+    certs::Authority,
     etcdctl::Etcdctl,
     process::{Process, Spec, our_binary},
     scenario::{self, report, wait_for},
@@ -43,6 +44,10 @@ impl World {
     }
 
     async fn router(&self, name: &str, has_meta: bool) -> anyhow::Result<Process> {
+        self.router_with(name, has_meta, &[]).await
+    }
+
+    async fn router_with(&self, name: &str, has_meta: bool, flags: &[String]) -> anyhow::Result<Process> {
         let mut args = vec![
             "--listen=127.0.0.1:0".to_owned(),
             "--admin=127.0.0.1:0".to_owned(),
@@ -51,6 +56,7 @@ impl World {
             format!("--store=pods={}", self.shards[1].address),
             CLUSTER.to_owned(),
         ];
+        args.extend_from_slice(flags);
         if has_meta {
             args.push(format!("--meta={}", self.meta.address));
             args.push(format!("--meta-cache={}", self.dir.join(format!("{name}.json")).display()));
@@ -375,6 +381,49 @@ fn a_meta_store_that_loses_its_data_gets_the_users_back() {
         })
         .await?;
         report("e2e auth_lost_meta=restored");
+        Ok(())
+    });
+}
+
+/// The common name counts where there is no token: for unary calls, streams and locks, and not at the gateway.
+#[test]
+fn the_common_name_of_a_certificate_is_the_user() {
+    scenario::run("auth-common-name", LIMIT, |dir| async move {
+        let world = World::start(&dir).await?;
+        let authority = Authority::new(&dir, "ca")?;
+        let own = authority.leaf("router")?;
+        let flags = [
+            format!("--cert-file={}", own.cert.display()),
+            format!("--key-file={}", own.key.display()),
+            format!("--trusted-ca-file={}", authority.cert.display()),
+            "--client-cert-auth".to_owned(),
+        ];
+        let router = world.router_with("a", true, &flags).await?;
+        let listen = router.ready_field("listen")?;
+        let endpoint = format!("https://{}", listen.trim_start_matches("https://"));
+        let by = |common_name: &str| {
+            let leaf = authority.leaf(common_name)?;
+            anyhow::Ok(Etcdctl::new(&endpoint).with(&[
+                format!("--cacert={}", authority.cert.display()),
+                format!("--cert={}", leaf.cert.display()),
+                format!("--key={}", leaf.key.display()),
+            ]))
+        };
+        let (root, ann, stranger) = (by("root")?, by("ann")?, by("stranger")?);
+        enable(&root).await?;
+        root.ok(&["put", "/registry/secrets/s", "hidden"]).await?;
+        root.ok(&["user", "list"]).await?;
+        ann.ok(&["put", "/registry/pods/a/1", "mine"]).await?;
+        ann.ok(&["get", "/registry/pods/a/1"]).await?;
+        ann.ok(&["lock", "/registry/pods/a/lock", "true"]).await?;
+        refused(&ann, &["get", "/registry/secrets/s"], DENIED).await?;
+        refused(&ann, &["lock", "/registry/secrets/lock", "true"], DENIED).await?;
+        refused(&ann, &["user", "list"], DENIED).await?;
+        refused(&stranger, &["get", "/registry/pods/a/1"], DENIED).await?;
+        // A token counts before the certificate.
+        refused(&of(&root, "ann"), &["get", "/registry/secrets/s"], DENIED).await?;
+        ensure!(of(&ann, "root").ok(&["get", "/registry/secrets/s"]).await?.contains("hidden"));
+        report("e2e auth_common_name=user");
         Ok(())
     });
 }
