@@ -1,5 +1,5 @@
 //! Admits long lists, a few at a time, so that they do not delay everything else: the tasks and clocks around
-//! [`Lane`](kindred_router_core::admission::Lane).
+//! [`Lane`].
 //!
 //! A list is long if former lists of its Kind were, or if nothing is known of them and it has no limit. It holds its
 //! place while its answer is produced. What a slow client has not read of a finished answer is bounded elsewhere
@@ -202,7 +202,7 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// The place is given up when this is dropped, or after [`STREAM_HOLD`].
+    /// The place is given up when this is dropped, or after five seconds.
     #[must_use]
     pub fn new(permit: Option<Permit>) -> Self {
         let held = Arc::new(Mutex::new(permit));
