@@ -79,7 +79,7 @@ enum Mode {
     Standby(standby::Options),
     /// How long writes wait while a shard frees compacted versions, writes checkpoints and answers long lists.
     Stalls(stalls::Options),
-    /// How long small writes wait while many clients list a large Kind, with the router's admission and without.
+    /// Measure how long small writes wait while many clients list a large Kind, with the router's admission and without.
     Lists(lists::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
     #[command(hide = true)]

@@ -600,14 +600,25 @@ async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
     let stores = json!({ "stores": [shard("a"), shard("b")] });
     let none = |field: &str| (200, json!({ field: [] }));
     let plan = begun().1;
+    let under_way = json!({ "items": [moved("Switched", "there", 1).1] });
     let answers = [
         (
             "GET /api/v1/kinds",
-            &[(200, busy_cluster(100.0, 10.0, 0)), (200, busy_cluster(110.0, 19.0, 1000))][..],
+            &[
+                (200, busy_cluster(100.0, 10.0, 0)),
+                (200, busy_cluster(110.0, 19.0, 1000)),
+                (200, busy_cluster(110.0, 19.0, 1000)),
+                (200, busy_cluster(110.0, 19.0, 1000)),
+                (200, busy_cluster(110.0, 19.0, 1000)),
+                (200, busy_cluster(120.0, 28.0, 2000)),
+            ][..],
         ),
         ("GET /api/v1/stores", &[(200, stores)][..]),
         ("GET /api/v1/partitions", &[none("partitions")][..]),
-        ("GET /api/v1/moves", &[none("items")][..]),
+        (
+            "GET /api/v1/moves",
+            &[none("items"), none("items"), none("items"), none("items"), (200, under_way)][..],
+        ),
         ("POST /api/v1/move?dryRun=All", &[(200, plan)][..]),
         ("POST /api/v1/move", &[begun()][..]),
         (MOVE, &[moved("Switched", "there", 2040)][..]),
@@ -633,6 +644,9 @@ async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
         json!([]),
         "nothing was asked meanwhile"
     );
+    let (ended, printed) = fake.run(&["advise", "--seconds", "1", "--apply"]).await;
+    assert!(printed.contains("move pods to b") && !printed.contains("now:"), "{printed}");
+    assert!(matches!(ended, Err(Failure::Refused(text)) if text.contains("move 7 is not over")));
     for wrong in [["--cores", "0"], ["--room", "x"], ["--looks", "2"]] {
         let words: Vec<&str> = ["kindred", "advise"].into_iter().chain(wrong).collect();
         assert!(Cli::try_parse_from(words).is_err(), "{wrong:?}");

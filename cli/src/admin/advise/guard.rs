@@ -1,5 +1,5 @@
-//! What keeps the automatic mode from harm: it acts on what lasts, seldom, one move at a time, and never in hours that the
-//! operator wants quiet. Pure: the time is given.
+//! This guard keeps the automatic mode from harm: the mode acts on what lasts, seldom, one move at a time, and never in hours
+//! that the operator wants quiet. The guard is pure: it is given the time.
 
 use std::collections::VecDeque;
 
