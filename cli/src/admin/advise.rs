@@ -36,8 +36,13 @@ pub async fn advise(client: &Client, args: &AdviseArgs) -> Result<(), Failure> {
         let shown: Vec<Value> = planned.iter().map(Planned::json).collect();
         return output::print(&output::rendered(&json!({ "proposals": shown }), args.output)?);
     }
+    let silent = now.silent().join(", ");
+    if !silent.is_empty() {
+        output::print(&format!("not looked at, as they do not say what they use: {silent}\n"))?;
+    }
     if planned.is_empty() {
-        return output::print("nothing to do: every shard has room and time\n");
+        let which = if silent.is_empty() { "every shard" } else { "every other shard" };
+        return output::print(&format!("nothing to do: {which} has room and time\n"));
     }
     for (at, planned) in planned.iter().enumerate() {
         output::print(&planned.said(at + 1))?;

@@ -121,6 +121,13 @@ impl Look {
         look
     }
 
+    /// The shards that are down or do not say what they use: nothing is known of them.
+    #[must_use]
+    pub fn silent(&self) -> Vec<&str> {
+        let silent = |store: &Store| store.shard && (!store.up || store.cpu_seconds.is_none());
+        self.stores.iter().filter(|(_, store)| silent(store)).map(|(name, _)| name.as_str()).collect()
+    }
+
     /// What happened between an earlier look and this one.
     #[must_use]
     pub fn since(&self, before: &Self) -> Load {
@@ -245,6 +252,9 @@ mod tests {
     fn the_cores_of_a_store_are_shared_by_what_was_asked_of_its_kinds() {
         let (before, now) = (look(100.0, 50.0, 1000, 10), look(110.0, 55.0, 1400, 310));
         assert_eq!(now.under_way, ["4"]);
+        let mut mute = now.clone();
+        mute.stores.get_mut("a").unwrap().cpu_seconds = None;
+        assert_eq!((now.silent(), mute.silent()), (vec![], vec!["a"]), "a stock etcd never says");
         let load = now.since(&before);
         let [a, b] = &load.stores[..] else { panic!("{load:?}") };
         assert_eq!((a.cores, a.held, a.quota, a.shard, a.up), (Some(0.5), 7, 9, true, true));
