@@ -3,6 +3,7 @@
 
 pub mod duration;
 pub mod errors;
+pub mod history;
 pub mod ids;
 pub mod key;
 pub mod kind;

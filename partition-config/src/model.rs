@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
+use crate::{history::HistoryMax, ids::StoreName, kind::DEFAULT_ETCD_PREFIX};
 
 /// A whole configuration file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -171,10 +171,19 @@ pub struct DataPartitionConfig {
     /// What each router lets clients ask of the Kind. All configs of a Kind must agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<LimitsConfig>,
-    /// Accepted only in existing documents, where it has no effect. A new or updated config with this field is
-    /// refused.
+    /// The most history that each shard keeps of the Kind: an age such as `10m` (at least 10s), or a size such as `512Mi`. What
+    /// is older is compacted for this Kind alone. Where configs of a Kind differ, the largest counts. A stock etcd has one
+    /// history for everything and keeps what compactions leave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history_max: Option<String>,
+}
+
+impl DataPartitionConfig {
+    /// The bound of history that it sets; none where an existing document says something else.
+    #[must_use]
+    pub fn history(&self) -> Option<HistoryMax> {
+        self.history_max.as_deref().and_then(|text| text.parse().ok())
+    }
 }
 
 /// What each router lets clients ask of a Kind. What is beyond is refused before it is read, with etcd's "too many

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     errors::Errors,
+    history::{HistoryBounds, HistoryMax},
     ids::{Epoch, Slot, StoreName},
     key::{Key, KeyRange},
     kind::{KindPrefix, KindScheme},
@@ -60,6 +61,7 @@ pub struct KindSettings {
     /// `None` leaves the choice to the shard.
     pub durability: Option<Durability>,
     pub limits: LimitsConfig,
+    pub history: HistoryBounds,
 }
 
 pub type FieldErrors = Errors<FieldError>;
@@ -106,7 +108,7 @@ pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     }
     let paths: Vec<_> = (0..config.partitions.len()).map(|i| format!("partitions[{i}]")).collect();
     for (config, path) in config.partitions.iter().zip(&paths) {
-        no_history_max(config, path, &mut errors);
+        check_history_max(config, path, &mut errors);
     }
     let input = Input {
         scheme: &scheme,
@@ -151,12 +153,11 @@ pub(crate) fn place(
     }
 }
 
-/// Refuses `historyMax`, which earlier versions accepted and ignored: a store keeps one history for all of its
-/// Kinds.
-pub(crate) fn no_history_max(config: &DataPartitionConfig, path: &str, errors: &mut FieldErrors) {
-    if config.history_max.is_some() {
-        let message = "no store keeps the history of a Kind by itself, so this would not be done";
-        let what_to_do = "leave it out, and give the shards --history-max-bytes or --history-max-age, which are for all Kinds of a shard";
+/// Refuses a `historyMax` that says nothing. Existing documents may have any, since earlier versions ignored it: there
+/// it has no effect.
+pub(crate) fn check_history_max(config: &DataPartitionConfig, path: &str, errors: &mut FieldErrors) {
+    if let Some(Err(message)) = config.history_max.as_deref().map(str::parse::<HistoryMax>) {
+        let what_to_do = "write an age such as 10m (s, m or h; at least 10s), or a size such as 512Mi (Ki, Mi, Gi, k, M or G)";
         errors.add(format!("{path}.historyMax"), message, what_to_do);
     }
 }
@@ -494,7 +495,8 @@ fn whole_kind(
             );
         }
     }
-    KindSettings { kind: kind.clone(), durability, limits }
+    let history = HistoryBounds::of(ranges.iter().filter_map(|range| range.config.history()));
+    KindSettings { kind: kind.clone(), durability, limits, history }
 }
 
 /// The partitions of a Kind that is completely covered: its pseudo-key, on a store of the first range, and its

@@ -62,8 +62,12 @@ async fn r9_a_shard_is_told_before_it_is_up_after_each_change_and_in_each_life()
 
     // A change of the modes; an older configuration is ignored.
     let pods = bound.app.stores.modes().borrow().kinds[1].0.clone();
-    bound.app.stores.set_modes(Modes { generation: 5, kinds: vec![(pods, Durability::Buffered)] });
-    bound.app.stores.set_modes(Modes { generation: 4, kinds: vec![] });
+    bound.app.stores.set_modes(Modes {
+        generation: 5,
+        kinds: vec![(pods, Durability::Buffered)],
+        history: vec![],
+    });
+    bound.app.stores.set_modes(Modes { generation: 4, ..Modes::default() });
     let changed = told(&stores[0], 2).await;
     assert_eq!(
         (changed[1].generation, kinds(&changed[1])),

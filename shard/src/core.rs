@@ -15,16 +15,13 @@ use kindred_engine::{
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{Epoch, Revision, SLOT_BITS, Slot},
+    ids::{Epoch, Revision, Slot},
     key::{Key, KeyRange},
     kind::KindScheme,
     unit::Unit,
 };
 use kindred_proto::etcdserverpb::AlarmType;
-use tokio::{
-    sync::{Notify, oneshot},
-    time::Instant,
-};
+use tokio::{sync::Notify, time::Instant};
 
 use kindred_wire::error::EtcdError;
 
@@ -48,7 +45,7 @@ pub use self::disk::{CheckpointWaiter, Disk, LogState};
 pub(crate) use self::later::{AfterPublish, Later, LoggedModes, WhenDurable};
 pub use self::later::{Answer, Taken};
 pub use self::replica::Replica;
-use self::{history::HistoryBound, leases::EndedWatcher, load::Written};
+use self::{history::History, leases::EndedWatcher, load::Written};
 
 /// A read of up to this many keys is answered in one turn.
 const WHOLE_KEYS: usize = 512;
@@ -186,7 +183,7 @@ pub struct Core {
     kinds: KindScheme,
     sizes: Sizes,
     quotas: BTreeMap<Key, u64>,
-    history: HistoryBound,
+    history: History,
     written: Written,
     /// Whether the start found no data, so that the engine begins anew once the clock is confirmed.
     pub found_nothing: bool,
@@ -236,7 +233,7 @@ impl Core {
             kinds: settings.kinds,
             sizes: settings.sizes,
             quotas: settings.quotas,
-            history: HistoryBound::of(settings.history_bytes_max),
+            history: History::of(settings.history_bytes_max),
             written: Written::new(now),
             found_nothing: true,
             opens_at: WallMicros(0),
@@ -296,38 +293,6 @@ impl Core {
         }
         self.applied += 1;
         self.start_compaction(Compaction { at, physical, answer });
-    }
-
-    /// Compacts revisions older than `age`, by the clock that makes revisions. It does nothing if none is older or the
-    /// clock is not trusted.
-    pub fn compact_older(&mut self, age: Duration) {
-        if self.check_corrupt().is_err() || self.check_clock().is_err() {
-            return;
-        }
-        let age = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-        let micros = self.clock.wall().0.saturating_sub(age);
-        let at =
-            Revision(i64::try_from(micros).unwrap_or(i64::MAX >> SLOT_BITS).saturating_mul(1 << SLOT_BITS));
-        if at > self.engine.floor() {
-            // The answer is dropped.
-            let (answer, _) = oneshot::channel();
-            self.start_compaction(Compaction { at, physical: false, answer });
-        }
-    }
-
-    /// Compacts the oldest history if there is too much of it. Only writes make history, so it is asked for before a write.
-    fn bound_history(&mut self) {
-        // What is being freed still counts.
-        if self.collecting || !self.compactions.is_empty() || !self.history.is_due(self.clock.mono()) {
-            return;
-        }
-        let stats = self.engine.stats();
-        let history = stats.total_bytes.saturating_sub(stats.live_bytes);
-        let since = u64::try_from(self.engine.floor().0 >> SLOT_BITS).unwrap_or_default();
-        let span = Duration::from_micros(self.clock.wall().0.saturating_sub(since));
-        if let Some(age) = self.history.age_to_keep(history, span) {
-            self.compact_older(age);
-        }
     }
 
     /// Starts a compaction. It is done even if its caller is gone.

@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     apply_loop::{Raise, RaiseSince, call},
-    core::{meet::Handshake, modes},
+    core::{history, meet::Handshake, modes},
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
@@ -296,10 +296,12 @@ impl Shard for ShardService {
     ) -> Result<Response<pb::SetModesResponse>, Status> {
         let request = request.into_inner();
         let asked = modes::asked(&request, &self.joined.modes)?;
+        let kinds = history::asked(&request)?;
         let taken = match self.member.handle.call(call::CheckModes { asked: asked.clone() }).await?? {
             Some(taken) => taken,
             None => self.member.handle.set_modes(asked.clone()).await?,
         };
+        self.member.handle.call(call::BoundHistory { generation: request.generation, kinds }).await?;
         Ok(Response::new(modes::answer(&request, &asked, &taken)))
     }
 

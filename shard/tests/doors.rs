@@ -262,7 +262,7 @@ async fn f33_a_number_that_no_cluster_counts_to_is_refused() {
     let modes = |generation| shard::SetModesRequest {
         generation,
         default_mode: shard::Durability::Fsync as i32,
-        modes: Vec::new(),
+        ..Default::default()
     };
     for wrong in [u64::MAX, 1 << 33] {
         assert_eq!(code(shard.set_modes(modes(wrong)).await), Code::InvalidArgument, "{wrong}");

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, ensure};
 use kindred_proto::etcdserverpb::{
-    RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
+    RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, watch_request::RequestUnion,
 };
 use kindred_router_core::digest::Digest;
 use kindred_tests::{
@@ -39,6 +39,20 @@ async fn metrics(admin: &str) -> anyhow::Result<String> {
     let (status, text) = Admin::at(admin).ask("GET", "/metrics", "").await?;
     ensure!(status == 200, "{status} {text}");
     Ok(text)
+}
+
+/// The first answer of a watch of one key that says more than that the watch was made.
+async fn first_answer(client: &Client, key: &str, start_revision: i64) -> anyhow::Result<WatchResponse> {
+    let (to, requests) = tokio::sync::mpsc::channel(1);
+    let create = WatchCreateRequest { key: key.to_owned().into(), start_revision, ..Default::default() };
+    to.send(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) }).await?;
+    let mut answers = client.watch.clone().watch(ReceiverStream::new(requests)).await?.into_inner();
+    loop {
+        let answer = answers.message().await?.context("an answer")?;
+        if answer.canceled || !answer.events.is_empty() {
+            return Ok(answer);
+        }
+    }
 }
 
 /// Opens a watch of the pods, and waits until it exists. It ends when the task that reads is aborted.
@@ -395,6 +409,55 @@ fn limits_of_a_kind_hold_from_the_moment_they_are_applied() {
         config.as_object_mut().context("an object")?.remove("limits");
         admin.ok("PUT", path, &config).await?;
         wait_for("no limit", WITHIN, || async { Ok((writes("events").await? == 0).then_some(())) }).await
+    });
+}
+
+#[test]
+fn f28_the_history_of_a_kind_is_compacted_alone_and_its_watchers_hear_it() {
+    scenario::run("observed-history", LIMIT, |dir| async move {
+        let config = dir.join("one.yaml");
+        std::fs::write(
+            &config,
+            "default: main\nstores:\n- {name: main, slot: 1}\npartitions:\n\
+             - {metadata: {name: events}, resource: events, serviceGroupId: main}\n\
+             - {metadata: {name: pods}, resource: pods, serviceGroupId: main}\n",
+        )?;
+        let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
+        let (client, admin) = (up.client().await?, Admin::at(&up.admin));
+        let path = "/api/v1/datapartitionconfigs/events";
+        let mut config = admin.ok("GET", path, &Value::Null).await?;
+        config["historyMax"] = "5s".into();
+        let (status, refused) = admin.ask("PUT", path, &config.to_string()).await?;
+        ensure!(
+            status == 422 && refused.contains("historyMax") && refused.contains("10 seconds"),
+            "{status} {refused}"
+        );
+        config["historyMax"] = "10s".into();
+        admin.ok("PUT", path, &config).await?;
+        let (event, pod) = ("/registry/events/a/x", "/registry/pods/a/x");
+        put(&client, pod, "1").await?;
+        let first = put(&client, event, "1").await?;
+        let at_first =
+            |key: &str| RangeRequest { key: key.to_owned().into(), revision: first, ..Default::default() };
+        let compacted = async || match range(&client, at_first(event)).await {
+            Ok(_) => Ok(None),
+            Err(status) if status.message().contains("required revision has been compacted") => Ok(Some(())),
+            Err(status) => anyhow::bail!("{status}"),
+        };
+        // Only writes make history, so only they are a reason to look at it.
+        wait_for("a compaction of the Kind", LIMIT / 2, || async {
+            put(&client, event, "2").await?;
+            put(&client, pod, "2").await?;
+            compacted().await
+        })
+        .await?;
+        let answer = range(&client, at_first(pod)).await?;
+        ensure!(answer.kvs[0].value == b"1"[..], "pods keep theirs: {answer:?}");
+        let heard = first_answer(&client, event, first).await?;
+        ensure!(heard.canceled && heard.compact_revision > first, "{heard:?}");
+        let heard = first_answer(&client, pod, first).await?;
+        ensure!(!heard.canceled, "{heard:?}");
+        Ok(())
     });
 }
 

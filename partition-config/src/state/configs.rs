@@ -5,7 +5,7 @@ use crate::{
     ids::StoreName,
     kind::KindPrefix,
     model::{DataPartitionConfig, Metadata},
-    validate::{FieldError, FieldErrors, no_history_max},
+    validate::{FieldError, FieldErrors, check_history_max},
 };
 
 /// A change of one config, or the replacement of all.
@@ -199,7 +199,7 @@ impl ClusterState {
 
     fn create(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut FieldErrors) {
         let path = config_path(&config.metadata.name);
-        no_history_max(config, &path, errors);
+        check_history_max(config, &path, errors);
         if next.config(&config.metadata.name).is_some() {
             errors.add(
                 format!("{path}.metadata.name"),
@@ -222,7 +222,7 @@ impl ClusterState {
 
     fn update(&self, next: &mut Self, config: &DataPartitionConfig, errors: &mut FieldErrors) {
         let version = config.metadata.resource_version.as_deref();
-        no_history_max(config, &config_path(&config.metadata.name), errors);
+        check_history_max(config, &config_path(&config.metadata.name), errors);
         if let Some(at) = self.found(next, &config.metadata.name, version, errors) {
             next.configs[at] = config.clone();
         }

@@ -158,19 +158,20 @@ fn f10_a_map_that_names_a_removed_store_is_not_sound() {
 }
 
 #[test]
-fn f28_a_state_that_has_a_history_max_is_read_and_says_so() {
+fn f28_a_state_that_has_a_history_max_that_says_nothing_is_read_and_says_so() {
     let text = "- {metadata: {name: pods}, resource: pods, serviceGroupId: b}\n";
     let mut old = state(text);
-    old.configs[0].history_max = Some("10m".to_owned());
+    old.configs[0].history_max = Some("lots".to_owned());
     let old = ClusterState::from_json(&old.to_json()).unwrap();
     assert!(old.validated().is_ok());
     assert_eq!(old.without_effect(), ["datapartitionconfigs/pods.historyMax"]);
-    // Changes of other objects work; a config that is written again must drop the field.
+    // Changes of other objects work; a config that is written again must correct the field.
     assert!(old.move_kind("pods", &name("c")).is_ok());
     let mut config = old.configs[0].clone();
     let refused = old.apply_configs(&[ConfigChange::Update(config.clone())]).unwrap_err();
     assert_eq!(refused[0].path, "datapartitionconfigs/pods.historyMax");
-    config.history_max = None;
+    config.history_max = Some("10m".to_owned());
     let new = old.apply_configs(&[ConfigChange::Update(config)]).unwrap().state;
     assert!(new.without_effect().is_empty());
+    assert_eq!(new.validated().unwrap().kinds[0].history.seconds, Some(600));
 }

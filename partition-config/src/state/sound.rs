@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{ClusterState, StoreObject, StoreState, config_path, store_path};
 use crate::{
+    history::HistoryBounds,
     kind::KindPrefix,
     map::StoreIdx,
     model::{Durability, LimitsConfig},
@@ -49,7 +50,8 @@ impl ClusterState {
     /// is written again.
     #[must_use]
     pub fn without_effect(&self) -> Vec<String> {
-        let with_it = self.configs.iter().filter(|config| config.history_max.is_some());
+        let with_it =
+            self.configs.iter().filter(|config| config.history_max.is_some() && config.history().is_none());
         with_it.map(|config| format!("{}.historyMax", config_path(&config.metadata.name))).collect()
     }
 
@@ -89,14 +91,18 @@ impl ClusterState {
             let durability: Option<Durability> =
                 config.durability.as_deref().and_then(|text| text.parse().ok());
             let said = config.limits.unwrap_or_default();
+            let history = HistoryBounds::of(config.history());
             let first = !kinds.contains_key(&kind);
             let settings = kinds.entry(kind.clone()).or_insert(KindSettings {
                 kind,
                 durability: None,
                 limits: LimitsConfig::default(),
+                history: HistoryBounds::default(),
             });
             settings.durability = stronger(settings.durability, durability);
             // Where they disagree, nobody is kept out by a limit that may be wrong.
+            settings.history.bytes = settings.history.bytes.max(history.bytes);
+            settings.history.seconds = settings.history.seconds.max(history.seconds);
             settings.limits = if first { said } else { looser(settings.limits, said) };
         }
         kinds.into_values().collect()

@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    history::HistoryBounds,
     kind::Located,
     parse::{DEFAULT_CONFIG, parse_config},
 };
@@ -142,11 +143,19 @@ fn a_kind_is_of_one_mind() {
 }
 
 #[test]
-fn f28_a_field_that_would_do_nothing_is_refused() {
-    let errors = validate(&config(&["resource: pods, serviceGroupId: a, historyMax: 10m"])).unwrap_err();
+fn f28_the_history_of_a_kind_has_a_bound_or_the_text_is_refused() {
+    let errors = validate(&config(&["resource: pods, serviceGroupId: a, historyMax: 10"])).unwrap_err();
     let [error] = &errors[..] else { panic!("{errors:?}") };
     assert_eq!(error.path, "partitions[0].historyMax");
-    assert!(error.what_to_do.contains("--history-max-age"), "{error}");
+    assert!(error.what_to_do.contains("10m"), "{error}");
+    let bounds = |text: &[&str]| validate(&config(text)).unwrap().kinds[0].history;
+    let age = HistoryBounds { bytes: None, seconds: Some(600) };
+    assert_eq!(bounds(&["resource: pods, serviceGroupId: a, historyMax: 10m"]), age);
+    let both = [
+        "resource: pods, serviceGroupId: a, historyMax: 10m, rangeEnd: m, isRangeEndValid: true",
+        "resource: pods, serviceGroupId: a, historyMax: 64Mi, rangeStart: m, isRangeStartValid: true",
+    ];
+    assert_eq!(bounds(&both), HistoryBounds { bytes: Some(64 << 20), seconds: Some(600) });
 }
 
 #[test]

@@ -449,6 +449,23 @@ pub struct SetModesRequest {
     pub default_mode: i32,
     #[prost(message, repeated, tag = "3")]
     pub modes: ::prost::alloc::vec::Vec<KindMode>,
+    /// Bounds for the history of Kinds, in place of all that were told before. They hold until the process ends: a router
+    /// tells them again with its next handshake. Of a request whose generation is too old they are not taken.
+    #[prost(message, repeated, tag = "4")]
+    pub history: ::prost::alloc::vec::Vec<KindHistory>,
+}
+/// What is beyond one of the bounds is compacted, for this Kind alone.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KindHistory {
+    /// The Kind's prefix, with its trailing slash.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub prefix: ::prost::bytes::Bytes,
+    /// Of all versions that are not current; 0 for no bound.
+    #[prost(uint64, tag = "2")]
+    pub max_bytes: u64,
+    /// Of the oldest revision that stays readable; 0 for no bound.
+    #[prost(uint64, tag = "3")]
+    pub max_seconds: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SetModesResponse {

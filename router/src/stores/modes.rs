@@ -1,9 +1,10 @@
-//! The durability modes of the Kinds (R9): every shard is told them at its handshakes and after every change, and
-//! answers which of them it cannot keep.
+//! The durability modes of the Kinds (R9) and the bounds of their history: every shard is told them at its handshakes and
+//! after every change, and answers which of the modes it cannot keep.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kindred_partition_config::history::HistoryBounds;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::model::Durability;
 use kindred_partition_config::validate::KindSettings;
@@ -23,14 +24,18 @@ pub struct Modes {
     pub generation: u64,
     /// The Kinds for which the configuration sets a mode.
     pub kinds: Vec<(KindPrefix, Durability)>,
+    /// The Kinds for which the configuration bounds the history.
+    pub history: Vec<(KindPrefix, HistoryBounds)>,
 }
 
 impl Modes {
     /// The modes that are set in a state of this revision.
     #[must_use]
     pub fn new(generation: u64, kinds: &[KindSettings]) -> Self {
+        let bounded = kinds.iter().filter(|of| !of.history.is_none());
+        let history = bounded.map(|of| (of.kind.clone(), of.history)).collect();
         let kinds = kinds.iter().filter_map(|of| Some((of.kind.clone(), of.durability?))).collect();
-        Self { generation, kinds }
+        Self { generation, kinds, history }
     }
 
     fn request(&self) -> pb::SetModesRequest {
@@ -38,10 +43,16 @@ impl Modes {
             prefix: kind.as_key().0.clone(),
             mode: to_wire(*mode) as i32,
         };
+        let bound = |(kind, bounds): &(KindPrefix, HistoryBounds)| pb::KindHistory {
+            prefix: kind.as_key().0.clone(),
+            max_bytes: bounds.bytes.unwrap_or_default(),
+            max_seconds: bounds.seconds.unwrap_or_default(),
+        };
         pb::SetModesRequest {
             generation: self.generation,
             default_mode: pb::Durability::Unspecified as i32,
             modes: self.kinds.iter().map(mode).collect(),
+            history: self.history.iter().map(bound).collect(),
         }
     }
 }

@@ -12,7 +12,7 @@ use kindred_partition_config::{
 use crate::{
     apply::Applier,
     clock::Clock,
-    durability::{AnswerWaits, Imported, Logged},
+    durability::{AnswerWaits, Imported},
     error::EngineError,
     hash,
     holds::Holds,
@@ -22,13 +22,14 @@ use crate::{
     pages::Pages,
     read,
     space::Space,
-    units::{UnitState, table::View},
+    units::table::View,
     version::Version,
     watch::{Watches, feed::Feeds},
 };
 
 mod ceiling;
 pub mod checkpoint;
+mod compaction;
 mod durability;
 mod feeds;
 mod leases;
@@ -43,9 +44,6 @@ pub use self::{recover::Recovery, types::*};
 
 /// The floor of a dense engine that was never compacted, as etcd's HashKV shows it.
 const NEVER_COMPACTED: Revision = Revision(-1);
-/// Milliseconds after which a compaction that met something unpublished is tried again.
-const UNPUBLISHED_WAIT_MS: u64 = 1;
-
 pub struct Engine {
     config: EngineConfig,
     clock: Clock,
@@ -129,62 +127,6 @@ impl Engine {
         if let Some(promised) = self.tick.take() {
             self.promise(promised);
         }
-    }
-
-    /// Raises the floor to `at`: lower revisions become unreadable. `Compacted` when `at` is not above the last
-    /// compaction, `Future` above the current revision. The cost grows with the number of Kinds and units; `gc`
-    /// frees the memory.
-    ///
-    /// A store's beginning is also a floor, but not a compaction: a revision before this store existed is accepted, as
-    /// other stores accept it.
-    ///
-    /// A compaction does not pass a pinned revision (R5). It then returns when to try again; pins taken meanwhile do
-    /// not delay that.
-    pub fn compact(&mut self, now: MonoMillis, at: Revision) -> Result<Option<MonoMillis>, EngineError> {
-        if at <= self.space.compacted {
-            return Err(EngineError::Compacted { floor: self.space.compacted });
-        }
-        let current = self.current_all();
-        if at > current {
-            return Err(EngineError::Future { current });
-        }
-        if self.space.first_unpublished().is_some_and(|first| first <= at) {
-            // A write must not be below the floor when it becomes visible.
-            return Ok(Some(MonoMillis(now.0.saturating_add(UNPUBLISHED_WAIT_MS))));
-        }
-        // An idle Kind's current revision must stay readable (R4). From here on no lower revision is shown, so none is
-        // pinned.
-        let everything = self.space.everything();
-        self.space.raise_visible(&everything, at);
-        let until = self.holds.below(now, at);
-        if until.is_none() {
-            self.compacted_to(at);
-        }
-        Ok(until)
-    }
-
-    fn compacted_to(&mut self, at: Revision) {
-        for record in &mut self.space.units.records {
-            record.floor = record.floor.max(at);
-        }
-        self.space.floor = self.space.floor.max(at);
-        self.space.compacted = at;
-        self.space.compact_gaps(at);
-        self.space.outbox.push(|| Logged::Compaction(at));
-    }
-
-    /// Frees versions below the floor that no pin needs, about `budget` at most; `true` when there is more to do.
-    pub fn gc(&mut self, budget: usize) -> bool {
-        let unpinned = std::mem::take(&mut self.unpinned);
-        let mut budget = budget;
-        let dropping = self.unit_gc(&mut budget);
-        self.space.gc(&self.pins, unpinned, budget) | dropping
-    }
-
-    /// Whether a pin below the floor ended since the last garbage collection, or a unit is being dropped.
-    #[must_use]
-    pub fn wants_gc(&self) -> bool {
-        self.unpinned || self.space.units.records.iter().any(|record| record.state == UnitState::Dropping)
     }
 
     // ---- reads

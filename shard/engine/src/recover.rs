@@ -20,7 +20,7 @@ use kindred_partition_config::{
 use crate::{
     durability::{DurableUnit, Imported, LeaseRecord, Logged, UnitTable},
     space::RestoredKind,
-    types::{Durability, KindGap, KindModes},
+    types::{Durability, KindGap, KindModes, floor_among},
     version::Version,
 };
 
@@ -92,6 +92,12 @@ impl Recovered {
             Logged::Compaction(at) => self.compacted = self.compacted.max(Some(at)),
             Logged::Modes(modes) => self.modes = Some(*modes),
             Logged::Gap(gap) => {
+                if gap.is_floor() {
+                    // Every compaction of a Kind logs one.
+                    self.gaps.retain(|known| {
+                        known.kind != gap.kind || !known.is_floor() || known.gap.until > gap.gap.until
+                    });
+                }
                 if !self.gaps.contains(&gap) {
                     self.gaps.push(*gap);
                 }
@@ -226,6 +232,7 @@ pub(crate) fn by_kind(
         let at = known.get(prefix).copied().unwrap_or_else(|| {
             let (prefix, units) = (Key::copy_from(prefix), units.clone());
             known.insert(prefix.clone(), kinds.len());
+            let floor = floor.max(floor_among(&recovered.gaps, &prefix));
             kinds.push(KindReplay { prefix, versions: Vec::new(), floor, compacted, units });
             kinds.len() - 1
         });

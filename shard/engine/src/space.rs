@@ -27,6 +27,7 @@ use crate::{
     version::Version,
 };
 
+mod floors;
 mod gaps;
 mod load;
 mod parts;
@@ -35,6 +36,7 @@ mod recover;
 mod revisions;
 mod walk;
 
+pub(crate) use self::floors::floor_gap;
 pub use self::recover::RestoredKind;
 pub(crate) use self::recover::{Displaced, DisplacedKind};
 pub(crate) use self::walk::{Place, Walked};
@@ -65,6 +67,9 @@ struct Kind {
     /// The Kind is not kept and was: logs or checkpoints may hold keys of it that are gone.
     leftovers: bool,
     gaps: Vec<Gap>,
+    /// The lowest readable revision of the keys in no unit, if it is above that of the store: history that was compacted
+    /// for this Kind alone.
+    floor: Revision,
     /// Encoded bytes of the versions written since the start.
     written: u64,
 }
@@ -82,6 +87,7 @@ impl Kind {
             unsettled: false,
             leftovers: false,
             gaps: Vec::new(),
+            floor: Revision::ZERO,
             written: 0,
         }
     }
@@ -131,6 +137,8 @@ pub(crate) struct Space {
     gaps: Vec<KindGap>,
     /// Whether there are gaps, of units or of other keys.
     has_gaps: bool,
+    /// Whether some Kind has a floor of its own.
+    kinds_have_floors: bool,
     /// The revision at which the store began, before which nothing is known; zero with dense revisions.
     pub(crate) began: Revision,
     /// Whether the Kinds' modes differ.
@@ -166,6 +174,7 @@ impl Space {
             modes_before: None,
             gaps: Vec::new(),
             has_gaps: false,
+            kinds_have_floors: false,
             began: if dense { Revision::ZERO } else { start },
             mixed: false,
             some_wait: false,
@@ -213,6 +222,11 @@ impl Space {
     }
 
     // ---- what a range touches
+
+    /// The keyspace of a Kind, by its prefix.
+    pub(crate) fn known_kind(&self, prefix: &[u8]) -> Option<KindId> {
+        self.by_prefix.get(prefix).copied()
+    }
 
     /// The keyspace of a key, if it exists. A pseudo-key sorts before its Kind and is kept among the keys of no Kind.
     fn home_of(&self, key: &[u8]) -> Option<KindId> {

@@ -6,5 +6,8 @@ mod streams;
 mod time;
 mod views;
 
-pub(crate) use self::{gap::gaps_of, time::LATEST};
 pub use self::{gap::*, modes::*, streams::*, time::*, views::*};
+pub(crate) use self::{
+    gap::{BEFORE_ALL, floor_among, gaps_of},
+    time::LATEST,
+};

@@ -2,6 +2,7 @@
 //! what it answers.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -16,6 +17,7 @@ use kindred_engine::{
     units::{CopyChunk, NotOwned, UnitDigest, UnitError, UnitMove, UnitRecord},
 };
 use kindred_partition_config::{
+    history::HistoryBounds,
     ids::{Epoch, LeaseId, MoveId, Revision, Slot},
     key::{Key, KeyRange},
     unit::Unit,
@@ -355,6 +357,10 @@ calls! {
     CheckModes { asked: KindModes } -> Result<Option<Taken>, Status>, |core| {
         modes::bounded(core, &asked)?;
         Ok(modes::unchanged(core, &asked))
+    };
+    /// Takes the bounds for the history of Kinds.
+    BoundHistory { generation: u64, kinds: BTreeMap<Key, HistoryBounds> } -> (), |core| {
+        core.tell_history(generation, kinds);
     };
     /// Sizes and rates, for the plan of a move.
     ShowLoad { ranges: Vec<KeyRange> } -> pb::LoadResponse, |core| core.load(&ranges);

@@ -2,42 +2,153 @@
 //!
 //! Only writes make history, so the bound is looked at where a write is checked against the quota, and needs no timer.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use kindred_engine::engine::MonoMillis;
+use kindred_partition_config::{
+    history::HistoryBounds,
+    ids::{Revision, SLOT_BITS},
+    key::{Key, KeyRange},
+};
+use kindred_proto::shard_v1 as pb;
+use tokio::sync::oneshot;
+use tonic::Status;
+
+use super::{Compaction, Core};
 
 /// How long after one look at the bound the next one is.
 const LOOKS_MILLIS: u64 = 1_000;
 /// The age at which history may always be read: lists at younger revisions must be readable to their end (R5).
 pub const HISTORY_AGE_MIN: Duration = Duration::from_secs(10);
 
-/// A bound, and when it was looked at.
+/// By how much the age of history may exceed a Kind's bound, as a part of that, before it is compacted: each compaction is
+/// a record in the logs.
+const AGE_SLACK: u32 = 8;
+
+/// The bounds, and when they were looked at.
 #[derive(Debug)]
-pub struct HistoryBound {
-    /// 0 = none.
+pub struct History {
+    /// For all Kinds together; 0 = none.
     bytes: u64,
+    /// For single Kinds, by prefix, as routers told them last.
+    kinds: BTreeMap<Key, HistoryBounds>,
+    /// Of the cluster's configuration from which those are.
+    generation: u64,
     next: MonoMillis,
 }
 
-impl HistoryBound {
+impl History {
     #[must_use]
     pub fn of(bytes: u64) -> Self {
-        Self { bytes, next: MonoMillis(0) }
+        Self { bytes, kinds: BTreeMap::new(), generation: 0, next: MonoMillis(0) }
+    }
+
+    /// Takes the bounds of Kinds, unless those of a later configuration are in force.
+    pub fn tell(&mut self, generation: u64, kinds: BTreeMap<Key, HistoryBounds>) {
+        if generation >= self.generation {
+            (self.generation, self.kinds) = (generation, kinds);
+        }
     }
 
     /// Whether it is time for another look.
-    pub fn is_due(&mut self, now: MonoMillis) -> bool {
-        let due = self.bytes > 0 && now >= self.next;
+    fn is_due(&mut self, now: MonoMillis) -> bool {
+        let due = (self.bytes > 0 || !self.kinds.is_empty()) && now >= self.next;
         if due {
             self.next = MonoMillis(now.0 + LOOKS_MILLIS);
         }
         due
     }
+}
 
-    /// The age beyond which history is to go, when there are so many bytes of it, the oldest from so long ago.
-    #[must_use]
-    pub fn age_to_keep(&self, history: u64, span: Duration) -> Option<Duration> {
-        age_to_keep(history, self.bytes, span)
+/// The bounds of a request.
+///
+/// # Errors
+/// When a Kind is named twice or by something that is not a prefix.
+pub fn asked(request: &pb::SetModesRequest) -> Result<BTreeMap<Key, HistoryBounds>, Status> {
+    let mut kinds = BTreeMap::new();
+    for (at, of) in request.history.iter().enumerate() {
+        let wrong = |what: &str| {
+            let prefix = String::from_utf8_lossy(&of.prefix);
+            Status::invalid_argument(format!("kindred: history[{at}] of {prefix:?} {what}"))
+        };
+        if !of.prefix.ends_with(b"/") {
+            return Err(wrong("is not of a Kind's prefix, which ends with a slash"));
+        }
+        let some = |number: u64| Some(number).filter(|number| *number > 0);
+        let bounds = HistoryBounds { bytes: some(of.max_bytes), seconds: some(of.max_seconds) };
+        if kinds.insert(Key(of.prefix.clone()), bounds).is_some() {
+            return Err(wrong("is the second one of its Kind"));
+        }
+    }
+    Ok(kinds)
+}
+
+impl Core {
+    /// See [`History::tell`].
+    pub fn tell_history(&mut self, generation: u64, kinds: BTreeMap<Key, HistoryBounds>) {
+        self.history.tell(generation, kinds);
+    }
+
+    /// Compacts revisions older than `age`, by the clock that makes revisions. It does nothing if none is older or the
+    /// clock is not trusted.
+    pub fn compact_older(&mut self, age: Duration) {
+        if self.check_corrupt().is_err() || self.check_clock().is_err() {
+            return;
+        }
+        let at = self.before(age);
+        if at > self.engine.floor() {
+            // The answer is dropped.
+            let (answer, _) = oneshot::channel();
+            self.start_compaction(Compaction { at, physical: false, answer });
+        }
+    }
+
+    /// The revision that the clock gave so long ago.
+    fn before(&self, age: Duration) -> Revision {
+        let age = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
+        let micros = self.clock.wall().0.saturating_sub(age);
+        Revision(i64::try_from(micros).unwrap_or(i64::MAX >> SLOT_BITS).saturating_mul(1 << SLOT_BITS))
+    }
+
+    /// Compacts the oldest history if there is too much of it. Only writes make history, so it is asked for before a write.
+    pub(super) fn bound_history(&mut self) {
+        // What is being freed still counts.
+        if self.collecting || !self.compactions.is_empty() || !self.history.is_due(self.clock.mono()) {
+            return;
+        }
+        let stats = self.engine.stats();
+        let history = stats.total_bytes.saturating_sub(stats.live_bytes);
+        if let Some(age) = age_to_keep(history, self.history.bytes, self.since(self.engine.floor())) {
+            return self.compact_older(age);
+        }
+        if self.history.kinds.is_empty() || self.check_corrupt().is_err() || self.check_clock().is_err() {
+            return;
+        }
+        for (kind, bounds) in self.history.kinds.clone() {
+            self.bound_kind(&kind, bounds);
+        }
+    }
+
+    /// The time since a revision.
+    fn since(&self, at: Revision) -> Duration {
+        let since = u64::try_from(at.0 >> SLOT_BITS).unwrap_or_default();
+        Duration::from_micros(self.clock.wall().0.saturating_sub(since))
+    }
+
+    fn bound_kind(&mut self, kind: &Key, bounds: HistoryBounds) {
+        let floor = self.engine.floor_of_kind(kind);
+        let span = self.since(floor);
+        let by_bytes = bounds.bytes.and_then(|bytes| {
+            let loads = self.engine.loads(&[KeyRange::prefix(kind.clone())]);
+            let of_kind = loads.iter().find(|load| load.prefix == *kind)?;
+            age_to_keep(of_kind.bytes.saturating_sub(of_kind.live_bytes), bytes, span)
+        });
+        let by_age = bounds.seconds.map(Duration::from_secs).filter(|age| span > *age + *age / AGE_SLACK);
+        let Some(age) = [by_bytes, by_age].into_iter().flatten().min() else { return };
+        let at = self.before(age.max(HISTORY_AGE_MIN));
+        // Where a pin or an unpublished write is in the way, the next look tries again.
+        self.engine.compact_kind(self.clock.mono(), kind, at);
+        self.collecting |= self.engine.floor_of_kind(kind) > floor;
     }
 }
 
@@ -65,7 +176,7 @@ mod tests {
     use bytes::Bytes;
     use kindred_engine::{
         engine::{Engine, EngineConfig, RevisionMode},
-        ops::{Op, Put},
+        ops::{Contents, Op, Put, RangeQuery},
         trust::ClockTrust,
     };
     use kindred_partition_config::{
@@ -110,6 +221,8 @@ mod tests {
         assert!(bytes(span) <= 300 && bytes(span) > 0, "{span:?}");
     }
 
+    const LEASES: &str = "/registry/leases/";
+
     /// A shard with a clock that the test moves.
     struct Sim {
         core: Core,
@@ -146,8 +259,12 @@ mod tests {
 
         /// Writes a kilobyte, and does what the loop does after it.
         fn write(&mut self) -> Result<Revision, KvError> {
+            self.write_to("/registry/leases/a/b")
+        }
+
+        fn write_to(&mut self, key: &'static str) -> Result<Revision, KvError> {
             let put = Put {
-                key: "/registry/leases/a/b".into(),
+                key: key.into(),
                 value: Bytes::from(vec![7; 1000]),
                 lease: None,
                 ignore_value: false,
@@ -179,6 +296,87 @@ mod tests {
         let floor = sim.core.engine.floor();
         assert!(revisions[..4_000].iter().all(|at| *at < floor), "history is compacted");
         assert!(revisions[4_900..].iter().all(|at| *at >= floor), "the last ten seconds are readable");
+    }
+
+    /// Writes a kilobyte to each of two Kinds in each of these tenths of a second.
+    fn write_both(sim: &mut Sim, tenths: u32) -> Vec<Revision> {
+        let mut revisions = Vec::new();
+        for _ in 0..tenths {
+            sim.elapsed.fetch_add(100, Relaxed);
+            sim.write_to("/registry/pods/a/b").unwrap();
+            revisions.push(sim.write().unwrap());
+        }
+        revisions
+    }
+
+    fn bounds(bytes: Option<u64>, seconds: Option<u64>) -> BTreeMap<Key, HistoryBounds> {
+        BTreeMap::from([(LEASES.into(), HistoryBounds { bytes, seconds })])
+    }
+
+    /// The bytes of a Kind's history.
+    fn history_of(sim: &Sim, kind: &str) -> u64 {
+        let loads = sim.core.engine.loads(&[KeyRange::prefix(kind.into())]);
+        loads[0].bytes - loads[0].live_bytes
+    }
+
+    #[test]
+    fn f28_the_history_of_one_kind_is_bounded_and_that_of_others_stays() {
+        for (told, seconds_kept) in [(bounds(Some(200_000), None), 14), (bounds(None, Some(60)), 60)] {
+            let mut sim = Sim::new(0, 0);
+            sim.core.tell_history(1, told);
+            let revisions = write_both(&mut sim, 3_000);
+            let (leases, pods) = (LEASES.as_bytes(), "/registry/pods/");
+            assert!(history_of(&sim, pods) > 3_000_000, "no bound was told of pods");
+            assert_eq!(sim.core.engine.floor_of_kind(pods.as_bytes()), sim.core.engine.floor());
+            assert!(sim.core.engine.floor() < revisions[0], "the shard as a whole was not compacted");
+            let floor = sim.core.engine.floor_of_kind(leases);
+            let kept = revisions.iter().filter(|at| **at >= floor).count() / 10;
+            assert!((seconds_kept..=seconds_kept * 3 / 2).contains(&kept), "{kept} seconds are left");
+            assert!(history_of(&sim, LEASES) <= 1_100 * 10 * (kept as u64 + 2));
+            let read = |sim: &mut Sim, at| {
+                let query = RangeQuery {
+                    range: KeyRange::prefix(LEASES.into()),
+                    revision: Some(at),
+                    limit: 0,
+                    sort: None,
+                    contents: Contents::Whole,
+                    count_only: false,
+                    filter: kindred_engine::ops::RevisionFilter::default(),
+                };
+                sim.core.engine.range(&query).is_ok()
+            };
+            assert!(read(&mut sim, floor) && !read(&mut sim, floor.prev()));
+        }
+    }
+
+    #[test]
+    fn bounds_of_an_older_configuration_are_not_taken() {
+        let mut sim = Sim::new(0, 0);
+        sim.core.tell_history(2, BTreeMap::new());
+        sim.core.tell_history(1, bounds(None, Some(10)));
+        write_both(&mut sim, 400);
+        assert_eq!(sim.core.engine.floor_of_kind(LEASES.as_bytes()), sim.core.engine.floor());
+        sim.core.tell_history(3, bounds(None, Some(10)));
+        write_both(&mut sim, 20);
+        assert!(sim.core.engine.floor_of_kind(LEASES.as_bytes()) > sim.core.engine.floor());
+        sim.core.tell_history(4, BTreeMap::new());
+        let before = history_of(&sim, LEASES);
+        write_both(&mut sim, 400);
+        assert!(history_of(&sim, LEASES) > before + 300_000, "a bound that was taken back");
+    }
+
+    #[test]
+    fn what_is_no_kind_is_refused() {
+        let history =
+            |prefix: &'static str| pb::KindHistory { prefix: prefix.into(), max_bytes: 1, max_seconds: 0 };
+        let refused = |history: Vec<pb::KindHistory>| {
+            let request = pb::SetModesRequest { history, ..Default::default() };
+            asked(&request).unwrap_err().message().to_owned()
+        };
+        assert!(
+            refused(vec![history("/registry/pods")]).contains(r#"history[0] of "/registry/pods" is not"#)
+        );
+        assert!(refused(vec![history(LEASES), history(LEASES)]).contains("is the second one"));
     }
 
     #[test]

@@ -134,7 +134,8 @@ mod tests {
             mode: *mode as i32,
         };
         let default_mode = pb::Durability::Unspecified as i32;
-        pb::SetModesRequest { generation: 7, default_mode, modes: modes.iter().map(mode).collect() }
+        let modes = modes.iter().map(mode).collect();
+        pb::SetModesRequest { generation: 7, default_mode, modes, history: Vec::new() }
     }
 
     fn own() -> KindModes {

@@ -27,7 +27,7 @@ impl Core {
     pub fn replicate(&mut self, records: Vec<Logged>, ceiling: Revision) -> Result<(), KvError> {
         let mono = self.clock.mono();
         for logged in records {
-            self.collecting |= matches!(logged, Logged::Compaction(_));
+            self.collecting |= matches!(logged, Logged::Compaction(_) | Logged::Gap(_));
             let modes = self.engine.replicate(mono, logged).map_err(EngineError::from)?;
             if let (Some(modes), Some(replica)) = (modes, &mut self.replica) {
                 replica.modes = Some(modes);

@@ -112,7 +112,7 @@ impl Engine {
             give(Logged::Modes(Box::new(modes.clone())));
         }
         give(Logged::Units(Box::new(space.units.durable())));
-        for gap in space.kind_gaps().iter().cloned().chain(self.beginning()) {
+        for gap in space.kind_gaps().iter().cloned().chain(space.kind_floors()).chain(self.beginning()) {
             give(Logged::Gap(Box::new(gap)));
         }
         if space.compacted > Revision::ZERO {

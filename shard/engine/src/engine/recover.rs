@@ -77,6 +77,7 @@ impl Recovery {
         let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, start);
         let mut gaps = recovered.gaps;
         gaps.retain(|gap| gap.gap.until > compacted);
+        let floors: Vec<KindGap> = gaps.extract_if(.., |gap| gap.is_floor()).collect();
         gaps.extend(fresh_gaps.iter().cloned());
         let table = recovered.units.unwrap_or_default();
         let mut units = Units::restore(table.clone());
@@ -96,6 +97,10 @@ impl Recovery {
         let leased: Vec<(LeaseId, Key)> =
             restored.iter().flat_map(|kind| kind.leased.iter().cloned()).collect();
         space.restore(restored, modes, units, gaps, start);
+        for KindGap { kind, gap } in floors {
+            let kind = space.kind_to_compact(&kind);
+            space.restore_floor(kind, gap.until);
+        }
         for gap in fresh_gaps {
             space.outbox.push(|| Logged::Gap(Box::new(gap)));
         }

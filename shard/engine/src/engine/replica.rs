@@ -15,7 +15,7 @@ use super::{Engine, MonoMillis};
 use crate::{
     durability::{DurableUnit, Imported, Logged, UnitTable},
     recover::KindReplay,
-    space::{Displaced, DisplacedKind},
+    space::{Displaced, DisplacedKind, Scope},
     types::{ClockOffset, Gap, KindGap, KindModes},
     units::table::UnitId,
     version::Version,
@@ -36,6 +36,7 @@ impl Engine {
             }
             Logged::Compaction(at) => self.replicate_compaction(at)?,
             Logged::Modes(modes) => return Ok(Some(*modes)),
+            Logged::Gap(gap) if gap.is_floor() => self.replicate_kind_floor(*gap)?,
             Logged::Gap(gap) => {
                 self.found = self.found.max(gap.gap.until);
                 let mut gaps = self.space.kind_gaps().to_vec();
@@ -91,6 +92,18 @@ impl Engine {
         Ok(())
     }
 
+    fn replicate_kind_floor(&mut self, floor: KindGap) -> Result<(), ClockOffset> {
+        let at = floor.gap.until;
+        self.clock.recover(at)?;
+        self.found = self.found.max(at);
+        let kind = self.space.kind_to_compact(&floor.kind);
+        self.space.raise_applied(&Scope::One(kind), at);
+        self.space.compact_kind(kind, at);
+        self.space.outbox.push(|| Logged::Gap(Box::new(floor)));
+        self.unpinned = true;
+        Ok(())
+    }
+
     /// The clock stays as it is: the versions are of another store, whose clock may be ahead. What is sealed is below
     /// the ceiling.
     fn replicate_import(&mut self, imported: Imported) {
@@ -119,6 +132,7 @@ impl Engine {
         let units = Arc::new(table.clone());
         let mut now = Vec::new();
         for DisplacedKind { home, prefix, versions } in kinds {
+            let floors = (floors.0.max(self.space.floor_of_kind(home)), floors.1);
             let restored = KindReplay::whole(prefix, versions, floors, units.clone()).run();
             now.extend(self.space.placed(home, restored));
         }

@@ -20,7 +20,7 @@ use crate::{
     version::Version,
 };
 
-fn range_of(span: Span<'_>) -> KeyRange {
+pub(super) fn range_of(span: Span<'_>) -> KeyRange {
     KeyRange::Span { start: Key::copy_from(span.start), end: span.end.map(Key::copy_from) }
 }
 
@@ -113,7 +113,7 @@ impl Space {
     }
 
     /// The range of the Kind's objects if `range` is its pseudo-key.
-    fn kind_of_pseudo(&self, range: &KeyRange) -> Option<KeyRange> {
+    pub(super) fn kind_of_pseudo(&self, range: &KeyRange) -> Option<KeyRange> {
         let KeyRange::Single(key) = range else { return None };
         let Located::Pseudo { stem } = self.scheme.locate(key) else { return None };
         Some(KeyRange::prefix(Key::copy_from(&[stem, b"/"].concat())))
@@ -134,62 +134,6 @@ impl Space {
             KeyRange::Single(key) => self.units.sight_of_key(key, at),
             span @ KeyRange::Span { .. } => self.units.sight_of_span(span, generation, at),
         }
-    }
-
-    /// The highest floor among the visible units and the rest: from it on everything is readable.
-    pub(crate) fn floor_highest(&self) -> Revision {
-        let visible = self.units.records.iter().filter(|record| record.is_visible());
-        visible.map(|record| record.floor).fold(self.floor, Revision::max)
-    }
-
-    /// The floor of a range, its lowest readable revision.
-    pub(crate) fn floor_of(&self, range: &KeyRange) -> Revision {
-        self.floor_seen(range, &View::Now)
-    }
-
-    /// The floor of a range, as far as the view sees it.
-    pub(crate) fn floor_seen(&self, range: &KeyRange, view: &View) -> Revision {
-        if self.units.is_empty() {
-            return self.floor;
-        }
-        let KeyRange::Single(key) = range else {
-            return self.floor_of_unit(&Unit::of_range(range.clone()), view);
-        };
-        match (self.units.deciding(key), self.kind_of_pseudo(range)) {
-            (Some(record), _) if view.sees(record) => record.floor,
-            // Another store owns the pseudo-key, so no history of it here could be lost.
-            (Some(_), Some(_)) => self.compacted,
-            (None, Some(kind)) => self.floor_of_unit(&Unit::of_range(kind), view),
-            _ => self.floor,
-        }
-    }
-
-    /// The floor of a unit: the highest floor of the records that the view sees in it and, for keys in no record, the
-    /// store's own, which is the last compaction or the store's beginning.
-    ///
-    /// The store's beginning hides what an earlier life of the store may have held (R10). It does not limit a Kind of
-    /// which the store has units and was asked for nothing else: of such a Kind it owns nothing else, and the units
-    /// came with their history. Otherwise a move to a new store would cancel every watch (R16).
-    pub(crate) fn floor_of_unit(&self, unit: &Unit, view: &View) -> Revision {
-        let (records, rest) = self.units.over(unit);
-        let visible = || records.iter().filter(|record| view.sees(record));
-        let mut floor = visible().map(|record| record.floor).fold(self.compacted, Revision::max);
-        for piece in rest {
-            let mut scratch = None;
-            let limits = self.segments(&piece.range, &mut scratch).into_iter().any(|(home, span)| {
-                let kind = self.kind(home);
-                let span = if home == super::MISC {
-                    range_of(span)
-                } else {
-                    KeyRange::Span { start: kind.prefix.clone(), end: kind.end.clone() }
-                };
-                kind.asked || !visible().any(|record| record.by.unit.range.overlaps(&span))
-            });
-            if limits {
-                floor = floor.max(self.floor);
-            }
-        }
-        floor
     }
 
     /// Notes a request for a Kind without units. For a Kind with units, only a write shows that more of it is owned.
@@ -368,7 +312,8 @@ impl Space {
             let waits = !kind.parts.is_empty() && splitting(kind);
             let parts = kind.parts.iter_mut();
             let parts = parts.map(|(id, keys)| (units.get(*id).map_or(*floor, |record| record.floor), keys));
-            for (floor, keys) in std::iter::once((*floor, &mut kind.keys)).chain(parts) {
+            let floor = kind.floor.max(*floor);
+            for (floor, keys) in std::iter::once((floor, &mut kind.keys)).chain(parts) {
                 if unpinned {
                     keys.release_held();
                 }

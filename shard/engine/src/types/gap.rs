@@ -39,6 +39,23 @@ pub struct KindGap {
     pub gap: Gap,
 }
 
+/// Where the logged gap begins that stands for the floor of a Kind. Gaps of restarts begin at zero or above.
+pub(crate) const BEFORE_ALL: Revision = Revision(-1);
+
+impl KindGap {
+    /// Whether it is the floor of one Kind: everything of the Kind up to its end is gone.
+    #[must_use]
+    pub(crate) fn is_floor(&self) -> bool {
+        !self.kind.is_empty() && self.gap.after == BEFORE_ALL
+    }
+}
+
+/// The floor of a Kind among logged gaps.
+pub(crate) fn floor_among(all: &[KindGap], kind: &[u8]) -> Revision {
+    let floors = all.iter().filter(|gap| gap.is_floor() && *gap.kind == *kind);
+    floors.map(|gap| gap.gap.until).max().unwrap_or(Revision::ZERO)
+}
+
 /// The gaps of one Kind out of all.
 pub(crate) fn gaps_of(all: &[KindGap], kind: &[u8]) -> Vec<Gap> {
     let named = |until: Revision| all.iter().any(|gap| *gap.kind == *kind && gap.gap.until == until);

@@ -158,8 +158,8 @@ fn hear(world: &mut World, stream: usize, message: WatchOut) {
         }
         WatchOut::Events { id, header, events, .. } => hear_events(world, stream, id, header, &events),
         WatchOut::Compacted { id, floor, .. } => {
-            assert!(floor <= world.engine.floor());
             let client = position(world, stream, id);
+            assert!(floor <= world.floor_of(&world.clients.clients[client].spec.range));
             let client = &mut world.clients.clients[client];
             assert!(client.start.is_some() && !client.ended);
             client.ended = true;
@@ -237,7 +237,7 @@ fn promised(world: &mut World, which: usize, header: Revision) {
     assert_eq!(client.got, due(world, client, header), "B1/A7: progress {header} overtakes events");
     // What was promised is readable (Kubernetes compares its cache at that revision).
     let range = client.spec.range.clone();
-    if header >= world.engine.floor() {
+    if header >= world.floor_of(&range) {
         world.check_range(&range, Some(header), 0);
         let current = world.engine.current(std::slice::from_ref(&range));
         assert!(current >= header, "{range:?} shows {current} below {header}");

@@ -1,5 +1,7 @@
 //! Applies random steps to the engine and the reference.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use kindred_engine::{
     durability::KindModes,
@@ -37,6 +39,9 @@ pub const KEYS: [&[u8]; 13] = [
     b"\x00",
     b"/registry/pods0",
 ];
+
+/// Kinds that are compacted alone.
+const KINDS: [&str; 3] = ["/registry/pods/", "/registry/minions/", "/registry/services/specs/"];
 
 fn span(start: &[u8], end: Option<&[u8]>) -> KeyRange {
     KeyRange::Span { start: Key::copy_from(start), end: end.map(Key::copy_from) }
@@ -77,6 +82,7 @@ pub enum Step {
     Received,
     Ship(bool),
     Compact(Index),
+    CompactKind(Index, Index),
     Gc(usize),
     Range(Index, Index, usize),
     OpenRange(Index, Index),
@@ -159,6 +165,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         4 => Just(Step::Received),
         1 => any::<bool>().prop_map(Step::Ship),
         2 => any::<Index>().prop_map(Step::Compact),
+        2 => (any::<Index>(), any::<Index>()).prop_map(|(kind, at)| Step::CompactKind(kind, at)),
         2 => (1..8_usize).prop_map(Step::Gc),
         3 => (any::<Index>(), any::<Index>(), 0..4_usize).prop_map(|(r, at, limit)| Step::Range(r, at, limit)),
         1 => (any::<Index>(), any::<Index>()).prop_map(|(r, at)| Step::OpenRange(r, at)),
@@ -208,9 +215,11 @@ pub struct World {
     now: WallMicros,
     mono: MonoMillis,
     /// Pinned revisions, and until when.
-    holds: Vec<(Revision, MonoMillis, PinId)>,
+    holds: Vec<(Revision, MonoMillis, PinId, KeyRange)>,
     opens: Vec<Open>,
     compacted: Revision,
+    /// Floors of Kinds that were compacted alone.
+    kind_floors: BTreeMap<&'static str, Revision>,
     pub dense: bool,
     pub logs: Logs,
 }
@@ -238,6 +247,7 @@ impl World {
             now,
             mono: MonoMillis(0),
             compacted: Revision::ZERO,
+            kind_floors: BTreeMap::new(),
             holds: Vec::new(),
             opens: Vec::new(),
             dense,
@@ -248,6 +258,7 @@ impl World {
     /// A revision near an event, the floor or the current one.
     pub fn revision(&mut self, index: &Index) -> Revision {
         let mut interesting = vec![self.engine.floor().get(), self.engine.current_all().get()];
+        interesting.extend(self.kind_floors.values().map(|floor| floor.get()));
         interesting.extend(self.reference.changes.iter().map(|c| c.revision));
         let near: Vec<i64> = interesting.iter().flat_map(|r| [r - 1, *r, r + 1]).collect();
         Revision((*index.get(&near)).max(1))
@@ -316,6 +327,7 @@ impl World {
             Step::Received => crate::modes::received(self, 1),
             Step::Ship(on) => crate::modes::ship(self, *on),
             Step::Compact(at) => self.compact(at),
+            Step::CompactKind(kind, at) => self.compact_kind(KINDS[kind.index(KINDS.len())], at),
             Step::Gc(budget) => {
                 self.engine.gc(*budget);
             }
@@ -349,9 +361,10 @@ impl World {
             other => crate::watches::step(self, other),
         }
         self.engine.validate();
-        let floor = self.engine.floor();
-        let held = |(at, until, _): &(Revision, MonoMillis, PinId)| *until <= self.mono || *at >= floor;
-        assert!(self.holds.iter().all(held), "R5: the floor {floor} passed one of {:?}", self.holds);
+        let held = |(at, until, _, range): &(Revision, MonoMillis, PinId, KeyRange)| {
+            *until <= self.mono || *at >= self.floor_of(range)
+        };
+        assert!(self.holds.iter().all(held), "R5: a floor passed one of {:?}", self.holds);
     }
 
     fn hold(&mut self, range: &KeyRange) {
@@ -359,12 +372,14 @@ impl World {
         // Few names, as when one read pins several times.
         let pin = PinId(self.holds.len() as u64 % 7);
         self.engine.hold(self.mono, current, pin);
-        self.holds.push((current, MonoMillis(self.mono.0 + 5_000), pin));
+        self.holds.push((current, MonoMillis(self.mono.0 + 5_000), pin, range.clone()));
     }
 
     fn release(&mut self, which: &Index) {
         let pin = PinId(which.index(7) as u64);
-        let live = |(_, until, held): &(Revision, MonoMillis, PinId)| *held == pin && *until > self.mono;
+        let live = |(_, until, held, _): &(Revision, MonoMillis, PinId, KeyRange)| {
+            *held == pin && *until > self.mono
+        };
         let held = self.holds.iter().any(live);
         assert!(self.engine.release(&[pin]) || !held, "{pin:?} was held");
         for hold in &mut self.holds {
@@ -378,7 +393,7 @@ impl World {
         let since = self.revision(since);
         let changed = self.engine.changed(std::slice::from_ref(range), since);
         let certain = self.reference.history(range, since.next()).next().is_some();
-        assert_eq!(changed, certain || since < self.engine.floor(), "{range:?} since {since}");
+        assert_eq!(changed, certain || since < self.floor_of(range), "{range:?} since {since}");
     }
 
     pub fn now(&self) -> WallMicros {
@@ -404,6 +419,39 @@ impl World {
         }
     }
 
+    /// The lowest readable revision of a range.
+    pub fn floor_of(&self, range: &KeyRange) -> Revision {
+        let reads = |kind: &str| {
+            let pseudo = kind.trim_end_matches('/').as_bytes();
+            range.overlaps(&KeyRange::prefix(Key::from(kind)))
+                || *range == KeyRange::Single(Key::copy_from(pseudo))
+        };
+        let kinds = self.kind_floors.iter().filter(|(kind, _)| reads(kind));
+        kinds.map(|(_, floor)| *floor).fold(self.engine.floor(), Revision::max)
+    }
+
+    fn compact_kind(&mut self, kind: &'static str, index: &Index) {
+        let (at, current) = (self.revision(index), self.engine.current_all());
+        let known = |engine: &Engine| engine.floor_of_kind(kind.as_bytes());
+        let (before, of_all) = (known(&self.engine), self.engine.floor());
+        let waits = self.engine.compact_kind(self.mono, kind.as_bytes(), at);
+        let after = known(&self.engine);
+        assert_eq!(self.engine.floor(), of_all, "other Kinds keep theirs");
+        let range = KeyRange::prefix(Key::from(kind));
+        let has_keys = self.reference.history(&range, Revision::ZERO).next().is_some();
+        match waits {
+            Some(until) => {
+                assert_eq!(after, before, "it waits");
+                assert!(until > self.mono && until.0 <= self.mono.0 + 5_050);
+            }
+            None if !self.dense && has_keys => assert_eq!(after, before.max(at.min(current))),
+            None => assert!(after == before || !self.dense && after == before.max(at.min(current))),
+        }
+        if after > before {
+            self.kind_floors.insert(kind, after);
+        }
+    }
+
     fn compact(&mut self, index: &Index) {
         let at = self.revision(index);
         let (floor, current) = (self.engine.floor(), self.engine.current_all());
@@ -422,7 +470,7 @@ impl World {
                 assert_eq!(self.engine.floor(), floor, "it waits");
                 assert!(until > self.mono && until.0 <= self.mono.0 + 5_050, "for some seconds");
                 let grain = 50;
-                let held = |(held, end, _): &(Revision, MonoMillis, PinId)| {
+                let held = |(held, end, ..): &(Revision, MonoMillis, PinId, KeyRange)| {
                     *held < at && end.0 + grain > self.mono.0
                 };
                 assert!(self.holds.iter().any(held), "for something that is not released");
@@ -462,7 +510,7 @@ impl World {
 
     pub fn check_range(&mut self, range: &KeyRange, at: Option<Revision>, limit: usize) {
         let current = self.engine.current(std::slice::from_ref(range));
-        let floor = self.engine.floor();
+        let floor = self.floor_of(range);
         let query = RangeQuery { revision: at, limit, ..Self::query(range.clone()) };
         let answer = match self.engine.range(&query) {
             Ok(answer) => answer,
@@ -549,6 +597,7 @@ impl World {
         crate::modes::finish(self);
         let mut revisions: Vec<i64> = self.reference.changes.iter().map(|c| c.revision).collect();
         revisions.extend([self.engine.floor().get(), self.engine.current_all().get()]);
+        revisions.extend(self.kind_floors.values().map(|floor| floor.get()));
         for collected in [false, true] {
             while collected && self.engine.gc(100) {}
             self.engine.validate();

@@ -1,6 +1,6 @@
 //! The engines, the owners by the map, and the requests of clients.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kindred_engine::{engine::*, error::EngineError, ops::*, units::*};
 use kindred_partition_config::{
@@ -75,6 +75,8 @@ pub struct World {
     pub leases: Vec<Lease>,
     next_lease: i64,
     pub compacted: Revision,
+    /// The highest compaction of a Kind alone, by engine and first piece of the Kind.
+    pub kinds_compacted: BTreeMap<(usize, usize), Revision>,
     pub clients: Vec<Client>,
     pub watches: Vec<SlowWatch>,
     pub reads: Vec<crate::check::SlowRead>,
@@ -164,6 +166,7 @@ impl World {
             leases: Vec::new(),
             next_lease: 1,
             compacted: Revision::ZERO,
+            kinds_compacted: BTreeMap::new(),
             clients: Vec::new(),
             watches: Vec::new(),
             reads: Vec::new(),
@@ -204,6 +207,8 @@ impl World {
         // The history of a Kind that the engine owned without an import, or of which it owns nothing, begins with the
         // engine.
         let kind = |piece: usize| [0, 0, 2, 3, 3, 5][piece];
+        let alone = |piece: usize| self.kinds_compacted.get(&(e, kind(piece))).copied();
+        let high = self.cells_in(range).filter_map(|(piece, _)| alone(piece)).fold(high, Revision::max);
         let touched: BTreeSet<_> = self.cells_in(range).map(|(piece, _)| kind(piece)).collect();
         let ours: BTreeSet<_> = owned().map(|(piece, _)| kind(piece)).collect();
         let began = self.began[e].iter().any(|piece| touched.contains(&kind(*piece)));
@@ -280,6 +285,7 @@ impl World {
             7 if self.random.one_in(3) => self.revoke(),
             7 => self.grant(),
             8 if self.random.one_in(4) => self.compact(),
+            9 if self.random.one_in(3) => self.compact_kind(),
             8 | 9 => self.gc(),
             10 => self.client_steps(),
             11 => self.tick(),
@@ -461,6 +467,30 @@ impl World {
         for cell in self.cells.iter_mut().flatten() {
             cell.floor = cell.floor.max(at);
             cell.low = cell.low.max(at);
+        }
+    }
+
+    /// Compacts one Kind at one engine, which may own all, some or nothing of it.
+    fn compact_kind(&mut self) {
+        let e = self.random.below(self.engines.len());
+        let first = *self.random.of(&[0, 3]);
+        let current = self.engines[e].current_all();
+        let possible = self.reference.events.iter().map(|event| event.at).filter(|at| *at <= current);
+        let possible: Vec<Revision> = possible.collect();
+        if possible.is_empty() {
+            return;
+        }
+        let at = *self.random.of(&possible[..possible.len().div_ceil(2)]);
+        let kind = CUTS[first].as_bytes();
+        let before = self.engines[e].floor_of_kind(kind);
+        assert_eq!(self.engines[e].compact_kind(MonoMillis(0), kind, at), None);
+        if self.engines[e].floor_of_kind(kind) == before {
+            return;
+        }
+        let floor = self.kinds_compacted.entry((e, first)).or_insert(at);
+        *floor = at.max(*floor);
+        for cell in self.cells[first..first + 2].iter_mut().flatten().filter(|cell| cell.owner == Some(e)) {
+            cell.floor = cell.floor.max(at);
         }
     }
 

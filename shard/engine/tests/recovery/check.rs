@@ -70,10 +70,19 @@ impl Want {
     fn floor(&self) -> Revision {
         let floors = self.records.iter().filter_map(|logged| match logged {
             Logged::Compaction(at) => Some(*at),
-            Logged::Gap(gap) => Some(gap.gap.until),
+            Logged::Gap(gap) if gap.kind.is_empty() => Some(gap.gap.until),
             _ => None,
         });
         floors.max().unwrap_or(if self.dense { Revision(-1) } else { Revision::ZERO })
+    }
+
+    /// The floor of the Kind of a key or prefix.
+    fn floor_of(&self, key: &[u8]) -> Revision {
+        let kinds = self.records.iter().filter_map(|logged| match logged {
+            Logged::Gap(gap) if !gap.kind.is_empty() && key.starts_with(&gap.kind) => Some(gap.gap.until),
+            _ => None,
+        });
+        kinds.fold(self.floor(), Revision::max)
     }
 
     /// The gap of a Kind, given as the last revision before it.
@@ -104,6 +113,7 @@ impl Want {
     fn revisions(&self) -> BTreeSet<Revision> {
         let mut some: Vec<Revision> = self.changes.iter().map(|change| change.revision).collect();
         some.extend([self.floor(), self.start]);
+        some.extend(KEYS.map(|key| self.floor_of(key.as_bytes())));
         some.extend(self.after);
         let near = some.iter().flat_map(|at| [at.prev(), *at, at.next()]);
         near.filter(|at| *at > Revision::ZERO).collect()
@@ -145,7 +155,7 @@ fn reads(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], at: Opt
     if shown > want.start {
         return assert!(matches!(answer, Err(EngineError::Future { .. })), "{range:?} at {at:?}");
     }
-    if shown < want.floor() || hidden(want, key, shown) {
+    if shown < want.floor_of(key) || hidden(want, key, shown) {
         return assert!(matches!(answer, Err(EngineError::Compacted { .. })), "{range:?} at {at:?}");
     }
     let answer = answer.unwrap_or_else(|refused| panic!("{range:?} at {at:?}: {refused}"));
@@ -182,7 +192,7 @@ fn watches(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], start
     // A watcher that has seen everything up to the last kept revision has missed nothing; what it has seen after that
     // is lost.
     let lost = start < want.start && hidden(want, key, start.prev());
-    assert_eq!(compacted, start < want.floor() || lost, "{range:?} from {start}");
+    assert_eq!(compacted, start < want.floor_of(key) || lost, "{range:?} from {start}");
     let events = out.into_iter().filter_map(|said| match said {
         WatchOut::Events { events, .. } => Some(events),
         _ => None,

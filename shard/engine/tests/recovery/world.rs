@@ -50,6 +50,7 @@ pub enum Step {
     Grant(u8),
     Revoke(u8),
     Compact(Index),
+    CompactKind(Index, bool),
     Gc(usize),
     /// Writes everything that was applied to the logs.
     Log,
@@ -66,6 +67,7 @@ pub fn step() -> impl Strategy<Value = Step> {
         2 => (0..4_u8).prop_map(Step::Grant),
         1 => (0..4_u8).prop_map(Step::Revoke),
         1 => any::<Index>().prop_map(Step::Compact),
+        1 => (any::<Index>(), any::<bool>()).prop_map(|(at, pods)| Step::CompactKind(at, pods)),
         1 => (1..8_usize).prop_map(Step::Gc),
         6 => Just(Step::Log),
         3 => (1..3_usize).prop_map(Step::Walk),
@@ -180,6 +182,14 @@ impl World {
                 let revisions: Vec<Revision> = known.iter().map(|change| change.revision).collect();
                 if !revisions.is_empty() {
                     drop(self.engine.compact(MONO, *at.get(&revisions)));
+                }
+            }
+            Step::CompactKind(at, pods) => {
+                let known = check::changes(&self.all());
+                let revisions: Vec<Revision> = known.iter().map(|change| change.revision).collect();
+                let kind = if *pods { "/registry/pods/" } else { "/registry/minions/" };
+                if !revisions.is_empty() {
+                    let _ = self.engine.compact_kind(MONO, kind.as_bytes(), *at.get(&revisions));
                 }
             }
             Step::Gc(budget) => drop(self.engine.gc(*budget)),
