@@ -38,6 +38,9 @@ pub struct Options {
     /// Updates of leases per second.
     #[arg(long, default_value_t = 500)]
     rate: u64,
+    /// Long lists that the router runs at once.
+    #[arg(long, default_value_t = 4)]
+    long_lists: usize,
     /// Seconds of each measurement.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
@@ -72,7 +75,7 @@ struct Sample {
 
 impl Case {
     async fn start(name: &'static str, admission: &str, options: &Options) -> anyhow::Result<Self> {
-        let flags = [format!("--admission={admission}")];
+        let flags = [format!("--admission={admission}"), format!("--long-lists={}", options.long_lists)];
         let server = servers::behind_router_with(name, &["default", "leases", "pods"], PARTITIONS, &flags)?;
         let shape = Shape { connections: 1, in_flight: 1, keys: LEASE_KEYS, value_bytes: LEASE_BYTES };
         let channels = load::connect(&server.endpoint, shape).await?;
@@ -96,7 +99,11 @@ impl Case {
             let (finished, stop, least) =
                 (finished.clone(), stop.clone(), (options.pods * options.value_bytes) as u64);
             // On a thread of its own, so that reading the lists does not delay what is measured here.
-            std::thread::spawn(move || read(&endpoint, clients, least, &finished, &stop))
+            // It has what the servers leave of the processors, as if the clients were on other machines.
+            std::thread::spawn(move || {
+                rustix::process::setpriority_process(None, 19).context("the priority of the clients")?;
+                read(&endpoint, clients, least, &finished, &stop)
+            })
         });
         let router = self.server.pids.iter().find(|(role, _)| role == "router").context("a router")?.1;
         // The lists begin before the writes.

@@ -29,6 +29,7 @@ use crate::{
     clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints,
 };
 
+mod compacting;
 mod disk;
 pub(crate) mod feeds;
 pub mod history;

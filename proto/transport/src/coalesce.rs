@@ -28,6 +28,8 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::coop;
 
+use crate::rest::Rest;
+
 /// The buffer size from which a write drains first. Backpressure on the socket leaves at most this and one write in
 /// memory for a connection.
 const FULL: usize = 128 << 10;
@@ -50,7 +52,7 @@ const STEP: usize = 4 << 10;
 /// Charges bytes to the task's budget for this turn.
 fn pay(cx: &mut Context<'_>, bytes: usize) {
     for _ in 0..bytes / STEP {
-        // With the budget used up, the next write or read is pending and wakes the task.
+        // With the budget used up, the next write or read is pending (`poll_turn`).
         if !coop::has_budget_remaining() {
             return;
         }
@@ -73,15 +75,34 @@ pub struct Coalesce<T> {
     flushes: u8,
     /// The error of a drain on the read side.
     error: Option<io::Error>,
+    rest: Rest,
 }
 
 impl<T> Coalesce<T> {
     pub fn new(inner: T) -> Self {
-        Self { inner, buffer: Vec::new(), sent: 0, inner_dirty: false, flushes: 0, error: None }
+        Self {
+            inner,
+            buffer: Vec::new(),
+            sent: 0,
+            inner_dirty: false,
+            flushes: 0,
+            error: None,
+            rest: Rest::default(),
+        }
     }
 
     pub fn get_ref(&self) -> &T {
         &self.inner
+    }
+
+    /// Pending when this turn's budget is used up, until the runtime has looked for what arrived meanwhile.
+    fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        ready!(self.rest.poll_over());
+        if coop::has_budget_remaining() {
+            return Poll::Ready(());
+        }
+        self.rest.begin(cx);
+        Poll::Pending
     }
 
     /// The number of bytes that are accepted and not yet written.
@@ -93,6 +114,7 @@ impl<T> Coalesce<T> {
 impl<T: AsyncWrite + Unpin> Coalesce<T> {
     fn poll_write_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.buffer.len() {
+            ready!(self.poll_turn(cx));
             match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.buffer[self.sent..])) {
                 Ok(0) => return Poll::Ready(Err(self.fail(io::ErrorKind::WriteZero.into()))),
                 Ok(written) => {
@@ -126,6 +148,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
     /// that is nothing.
     fn poll_write_direct(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
+            ready!(self.poll_turn(cx));
             let gathered = self.buffer.len() - self.sent;
             let mut all = [IoSlice::new(&[]); DIRECT_SLICES];
             let parts = std::iter::once(&self.buffer[self.sent..]).chain(slices.iter().map(|slice| &**slice));
@@ -230,7 +253,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
             return this.poll_drain(cx);
         }
         this.flushes += 1;
-        cx.waker().wake_by_ref();
+        // Both wake the task, the second one later.
+        if this.poll_turn(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -254,6 +280,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
                 cx.waker().wake_by_ref();
             }
         }
+        ready!(this.poll_turn(cx));
         let before = into.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, into);
         pay(cx, into.filled().len() - before);

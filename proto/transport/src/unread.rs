@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
+use crate::rest::Rest;
 use crate::unary::long::LongMessage;
 use crate::unary::piece::Piece;
 
@@ -124,7 +125,7 @@ impl Unread {
         if !std::mem::replace(&mut answers.watched, true) {
             tokio::spawn(self.clone().watch());
         }
-        UnreadBody { unread: self.clone(), id, answer }
+        UnreadBody { unread: self.clone(), id, answer, rest: Rest::default() }
     }
 
     /// Checks the answers until none are left.
@@ -201,6 +202,8 @@ pub struct UnreadBody {
     unread: Unread,
     id: u64,
     answer: Arc<Answer>,
+    /// After each piece.
+    rest: Rest,
 }
 
 impl Drop for UnreadBody {
@@ -212,6 +215,7 @@ impl Drop for UnreadBody {
 impl UnreadBody {
     /// The next frame, polled when HTTP/2 has room for one.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, Status>>> {
+        ready!(self.rest.poll_over());
         let mut state = self.answer.lock();
         let next = match &mut state.source {
             Source::Message(message) => match message.next_piece() {
@@ -233,6 +237,9 @@ impl UnreadBody {
             Source::Over => Poll::Ready(None),
         };
         state.since = next.is_ready().then(Instant::now);
+        if matches!(&next, Poll::Ready(Some(Ok(frame))) if frame.is_data()) {
+            self.rest.begin(cx);
+        }
         next
     }
 

@@ -36,7 +36,6 @@ mod recover;
 mod revisions;
 mod walk;
 
-pub(crate) use self::floors::floor_gap;
 pub use self::recover::RestoredKind;
 pub(crate) use self::recover::{Displaced, DisplacedKind};
 pub(crate) use self::walk::{Place, Walked};

@@ -8,6 +8,6 @@ mod views;
 
 pub use self::{gap::*, modes::*, streams::*, time::*, views::*};
 pub(crate) use self::{
-    gap::{BEFORE_ALL, floor_among, gaps_of},
+    gap::{floor_among, gaps_of},
     time::LATEST,
 };

@@ -3,7 +3,7 @@
 use kindred_partition_config::{ids::Revision, key::Key};
 
 use super::{Engine, MonoMillis, RevisionMode};
-use crate::{durability::Logged, error::EngineError, space::floor_gap, units::UnitState};
+use crate::{durability::Logged, error::EngineError, types::KindGap, units::UnitState};
 
 /// Milliseconds after which a compaction that met something unpublished is tried again.
 const UNPUBLISHED_WAIT_MS: u64 = 1;
@@ -72,7 +72,7 @@ impl Engine {
         let until = self.holds.below(now, at);
         if until.is_none() {
             self.space.compact_kind(kind, at);
-            let gap = Box::new(floor_gap(Key::copy_from(prefix), at));
+            let gap = Box::new(KindGap::floor(Key::copy_from(prefix), at));
             self.space.outbox.push(|| Logged::Gap(gap));
             self.log_units();
         }

@@ -6,8 +6,8 @@ use kindred_partition_config::{
     unit::Unit,
 };
 
-use super::{KindId, MISC, Space, View, parts::range_of};
-use crate::types::{BEFORE_ALL, Gap, KindGap};
+use super::{KindId, MISC, Space, View};
+use crate::{keyspace::Span, types::KindGap};
 
 impl Space {
     /// The highest floor among the visible units and the rest: from it on everything is readable.
@@ -127,11 +127,10 @@ impl Space {
     /// The floors of the Kinds as gaps from the beginning on, which is how logs and checkpoints keep them.
     pub(crate) fn kind_floors(&self) -> impl Iterator<Item = KindGap> {
         let floors = self.kinds.iter().filter(|kind| kind.floor > Revision::ZERO);
-        floors.map(|kind| floor_gap(kind.prefix.clone(), kind.floor))
+        floors.map(|kind| KindGap::floor(kind.prefix.clone(), kind.floor))
     }
 }
 
-/// The gap that stands for the floor of a Kind.
-pub(crate) fn floor_gap(kind: Key, floor: Revision) -> KindGap {
-    KindGap { kind, gap: Gap { after: BEFORE_ALL, until: floor } }
+fn range_of(span: Span<'_>) -> KeyRange {
+    KeyRange::Span { start: Key::copy_from(span.start), end: span.end.map(Key::copy_from) }
 }

@@ -20,10 +20,6 @@ use crate::{
     version::Version,
 };
 
-pub(super) fn range_of(span: Span<'_>) -> KeyRange {
-    KeyRange::Span { start: Key::copy_from(span.start), end: span.end.map(Key::copy_from) }
-}
-
 /// Merges several keyspaces in key order.
 pub(super) fn merged<'s>(
     spaces: &[&'s Keyspace],

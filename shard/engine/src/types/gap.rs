@@ -40,9 +40,14 @@ pub struct KindGap {
 }
 
 /// Where the logged gap begins that stands for the floor of a Kind. Gaps of restarts begin at zero or above.
-pub(crate) const BEFORE_ALL: Revision = Revision(-1);
+const BEFORE_ALL: Revision = Revision(-1);
 
 impl KindGap {
+    /// The gap that stands for the floor of a Kind in logs and checkpoints.
+    pub(crate) fn floor(kind: Key, floor: Revision) -> Self {
+        Self { kind, gap: Gap { after: BEFORE_ALL, until: floor } }
+    }
+
     /// Whether it is the floor of one Kind: everything of the Kind up to its end is gone.
     #[must_use]
     pub(crate) fn is_floor(&self) -> bool {
