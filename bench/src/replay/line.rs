@@ -83,8 +83,13 @@ impl Recorded {
 /// # Errors
 /// What is wrong with it.
 pub fn read(text: &str, number: usize) -> anyhow::Result<Recorded> {
-    let line: Line = serde_json::from_str(text)
-        .context("this is no line of `kindred trace`; record with `kindred trace >FILE`")?;
+    let line: Line = serde_json::from_str(text).map_err(|wrong| {
+        let what = match wrong.is_eof() {
+            true => "the line is cut off, as the last one may be if the trace was interrupted; delete it",
+            false => "this is no line of `kindred trace`; record with `kindred trace >FILE`",
+        };
+        anyhow::Error::new(wrong).context(what)
+    })?;
     ensure!(line.at.is_finite() && line.at >= 0.0, "at: {} is no time since 1970", line.at);
     let ends = (line.at * 1e6).round() as u64;
     let request = match (&line.request, &line.shape) {
@@ -250,6 +255,7 @@ pub mod tests {
     fn what_is_wrong_is_said() {
         assert!(wrong("nonsense").contains("kindred trace"));
         assert!(wrong("{}").contains("missing field"));
+        assert!(wrong("{\"at\": 1, \"cli").contains("delete it"));
         let put = put("k", "").encode_to_vec();
         assert!(wrong(&line("Put", &put, &[])).contains("fewer lengths"));
         assert!(wrong(&line("Put", &put, &[("valueBytes", json!([1, 2]))])).contains("more lengths"));
