@@ -10,14 +10,19 @@ use std::{
 
 use anyhow::{Context, ensure};
 use kindred_proto::etcdserverpb::{
-    DeleteRangeRequest, LeaseGrantRequest, LeaseRevokeRequest, PutRequest, RangeRequest, WatchCreateRequest,
-    WatchRequest, watch_request::RequestUnion,
+    DeleteRangeRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, PutRequest,
+    RangeRequest, WatchCreateRequest, WatchRequest, watch_request::RequestUnion,
 };
 use kindred_tests::{
+    certs::Authority,
     client::Client,
     process::our_binary,
     scenario::{self, report},
     servers::Up,
+};
+use kindred_transport::{
+    connect::Connector,
+    tls::{ClientTls, ClientTlsSettings},
 };
 use serde_json::Value;
 use tokio::{
@@ -133,6 +138,10 @@ async fn leases(client: Client) -> anyhow::Result<()> {
         let leased = PutRequest { lease, ..put_of(&key, "leased") };
         client.kv.clone().put(leased).await?;
     }
+    let (renewals, queue) = tokio::sync::mpsc::channel(1);
+    renewals.send(LeaseKeepAliveRequest { id: kept }).await?;
+    let mut renewed = client.lease.clone().lease_keep_alive(ReceiverStream::new(queue)).await?.into_inner();
+    ensure!(renewed.message().await?.is_some_and(|answer| answer.ttl > 0));
     client.lease.clone().lease_revoke(LeaseRevokeRequest { id: revoked }).await?;
     Ok(())
 }
@@ -151,9 +160,9 @@ async fn keys(client: &Client, values: bool) -> anyhow::Result<BTreeMap<String, 
 }
 
 /// Runs `kindred-bench replay` with these flags.
-async fn replay(file: &Path, up: &Up, flags: &[&str]) -> anyhow::Result<String> {
+async fn replay(file: &Path, endpoint: &str, flags: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(our_binary("kindred-bench")?);
-    command.arg("replay").arg(file).arg(format!("--endpoint={}", up.address)).args(flags);
+    command.arg("replay").arg(file).arg(format!("--endpoint={endpoint}")).args(flags);
     let output = command.kill_on_drop(true).output().await?;
     let said = String::from_utf8(output.stdout)?;
     ensure!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
@@ -169,6 +178,34 @@ fn reported(said: &str) -> anyhow::Result<BTreeMap<(String, String), u64>> {
         counts.insert((cells[0].to_owned(), cells[1].to_owned()), cells[2].parse()?);
     }
     Ok(counts)
+}
+
+/// Replays to a cluster that wants certificates, and compares the keys.
+async fn by_tls(dir: &Path, file: &Path, expected: &BTreeMap<String, (String, bool)>) -> anyhow::Result<()> {
+    let authority = Authority::new(dir, "authority")?;
+    let (server, client) = (authority.leaf("server")?, authority.leaf("apiserver")?);
+    let flag = |name: &str, file: &Path| format!("--{name}={}", file.display());
+    let flags = [
+        flag("cert-file", &server.cert),
+        flag("key-file", &server.key),
+        flag("trusted-ca-file", &authority.cert),
+        "--client-cert-auth".to_owned(),
+    ];
+    let up = Up::start(dir, "secure", &flags).await?;
+    let files = [("cacert", &authority.cert), ("cert", &client.cert), ("key", &client.key)];
+    let [ca, cert, key] = files.map(|(name, file)| flag(name, file));
+    let endpoint = format!("https://{}", up.address);
+    let said = replay(file, &endpoint, &["--live-revisions", "--speed=max", &ca, &cert, &key]).await?;
+    ensure!(said.contains("compares: 0 of "), "{said}");
+    let tls = ClientTls::load(ClientTlsSettings {
+        trusted_ca_file: Some(authority.cert.clone()),
+        identity: Some((client.cert, client.key)),
+        ..ClientTlsSettings::default()
+    })?;
+    let channel = Connector::with_tls(Some(tls)).channel(&endpoint.parse()?)?;
+    let here = keys(&Client::over(channel), true).await?;
+    ensure!(*expected == here, "{expected:?}\n{here:?}");
+    Ok(())
 }
 
 #[test]
@@ -212,14 +249,16 @@ fn a_replayed_trace_leaves_the_keys_of_the_recorded_load() {
             whole.until(END).await?;
         }
         let expected = shown.counts()?;
-        for method in ["Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseRevoke", "Watch"] {
+        for method in
+            ["Txn", "Range", "Put", "DeleteRange", "LeaseGrant", "LeaseKeepAlive", "LeaseRevoke", "Watch"]
+        {
             ensure!(expected.keys().any(|(of, _)| of == method), "{method}: {expected:?}");
         }
         ensure!(shown.seen.iter().all(|line| !line.contains("\"request\"")), "values are shown");
         let (shown, whole) = (shown.write(dir.join("shown"))?, whole.write(dir.join("whole"))?);
 
         let fresh = Up::start(&dir, "fresh", &[]).await?;
-        let said = replay(&shown, &fresh, &["--live-revisions", "--speed=4"]).await?;
+        let said = replay(&shown, &fresh.address, &["--live-revisions", "--speed=4"]).await?;
         report(&format!("e2e replay:\n{said}"));
         ensure!(reported(&said)? == expected, "{expected:?}\n{said}");
         ensure!(said.contains("compares: 0 of ") && said.contains("0 of 3 that had failed"), "{said}");
@@ -233,11 +272,12 @@ fn a_replayed_trace_leaves_the_keys_of_the_recorded_load() {
         );
 
         let second = Up::start(&dir, "second", &[]).await?;
-        replay(&whole, &second, &["--live-revisions", "--speed=max", "--connections=2"]).await?;
+        replay(&whole, &second.address, &["--live-revisions", "--speed=max", "--connections=2"]).await?;
         let (there, here) = (keys(&client, true).await?, keys(&second.client().await?, true).await?);
         ensure!(there == here, "{there:?}\n{here:?}");
+        by_tls(&dir, &whole, &there).await?;
         // As recorded, compares with revisions of another store do not hold.
-        let said = replay(&shown, &second, &["--speed=max"]).await?;
+        let said = replay(&shown, &second.address, &["--speed=max"]).await?;
         ensure!(!said.contains("compares: 0 of ") && said.contains("compares: "), "{said}");
         Ok(())
     });
