@@ -119,7 +119,7 @@ pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel
 }
 
 /// The same with TLS; only the encryption differs.
-async fn connect_by_tls(endpoint: &str, tls: &ClientTls, shape: Shape) -> anyhow::Result<Vec<Channel>> {
+pub async fn connect_by_tls(endpoint: &str, tls: &ClientTls, shape: Shape) -> anyhow::Result<Vec<Channel>> {
     let settings = settings(format!("http://{endpoint}"))?.origin(format!("https://{endpoint}").parse()?);
     let host = endpoint.rsplit_once(':').context("an endpoint without a port")?.0;
     let name = ServerName::try_from(host.to_owned())?;

@@ -21,6 +21,7 @@ mod metrics;
 mod pace;
 mod plot;
 mod profile;
+mod replay;
 mod restart;
 mod scale;
 mod servers;
@@ -81,6 +82,8 @@ enum Mode {
     Stalls(stalls::Options),
     /// Measure how long small writes wait while many clients list a large Kind, with the router's admission and without.
     Lists(lists::Options),
+    /// Send the requests that `kindred trace` recorded to a server again, and compare their times.
+    Replay(replay::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
     #[command(hide = true)]
     Echo(echo::Options),
@@ -113,6 +116,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Stalls(options)) => stalls::run(options).await,
         Some(Mode::Lists(options)) => lists::run(options).await,
         Some(Mode::Standby(options)) => standby::run(options).await,
+        Some(Mode::Replay(options)) => replay::run(options).await,
         Some(Mode::Echo(options)) => echo::run(options).await,
         Some(Mode::Instructions(options)) => instructions::run(options).await,
         None => table::run(args.table).await,

@@ -51,6 +51,7 @@ pub const DESCRIPTORS: &[u8] = include_bytes!("gen/etcd.binpb");
 pub mod check;
 pub mod nested;
 pub mod raw;
+pub mod values;
 
 /// The feature bit of a handshake for the service `Batches`.
 pub const FEATURE_BATCHES: u64 = 1;

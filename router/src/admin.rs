@@ -1,6 +1,7 @@
 //! The admin port: probes, metrics, and the API over stores, partitions, moves and snapshots.
 
 mod adoption;
+pub mod advice;
 pub mod answers;
 mod api;
 pub mod changes;
@@ -131,6 +132,7 @@ pub fn routes(parts: Parts, probes: Admin) -> Router {
         .merge(reconcile::routes(&mover))
         .merge(snapshots::routes(&snapshots, &mover))
         .merge(kinds::routes(&mover, &traffic, &kv))
+        .merge(advice::routes(&mover.keeper))
         .merge(trace::routes(&traffic, &drain))
         .merge(heat::routes(&traffic))
         .merge(live)

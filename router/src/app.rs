@@ -132,6 +132,7 @@ impl App {
             stores.clone(),
             identity.clone(),
             gate.clone(),
+            self.traffic.clone(),
             self.drain.clone(),
         );
         let watch = WatchServer::new(watch::Watch::new(self.watch_path()));

@@ -1,7 +1,8 @@
 //! The cluster's state, kept in a meta store: any etcd v3 endpoints, apart from the stores that hold clients' keys.
 //!
 //! * Under `/kindred/` are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
-//!   `coordinators/<id>`, `compaction` (the highest accepted compaction of a client) and `auth` (users and roles, [`auth`]).
+//!   `coordinators/<id>`, `compaction` (the highest accepted compaction of a client), `auth` (users and roles, [`auth`])
+//!   and `advice` (what `kindred advise` decided).
 //! * Every router follows all of these keys ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a
 //!   file ([`cache`]). A start takes the state from meta, else the file, else `--config`, else the embedded default
 //!   ([`start`]).
@@ -48,12 +49,14 @@ pub const MOVES: &str = "/kindred/moves/";
 pub const COMPACTION: &str = "/kindred/compaction";
 /// Which shard revisions correspond to those of a default store that is a stock etcd.
 pub const REVISION_PAIRS: &str = "/kindred/revisions";
+/// The last decisions of `kindred advise`.
+pub const ADVICE: &str = "/kindred/advice";
 /// The users and roles of clients.
 pub const AUTH: &str = "/kindred/auth";
 /// How long a change waits until this router's follower has seen it in meta.
 const HEARD_WITHIN: Duration = Duration::from_secs(2);
 /// How often a change is tried when other changes of the state collide with it.
-const ATTEMPTS: usize = 32;
+pub(crate) const ATTEMPTS: usize = 32;
 
 /// How to reach meta, and with what a start begins.
 #[derive(Debug, Clone)]

@@ -5,10 +5,12 @@
 
 pub mod clients;
 pub mod kinds;
+pub mod leases;
 pub mod metrics;
 pub mod samples;
 pub mod slow;
 pub mod trace;
+pub mod watches;
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -30,7 +32,7 @@ use clients::{Clients, OpenConnection};
 use kinds::{KindTraffic, Kinds};
 use samples::Samples;
 use slow::{SlowCall, SlowCalls};
-use trace::{Ended, Tracers};
+use trace::{Ended, Method, Tracers};
 
 /// What clients have asked since the start.
 #[derive(Debug, Default)]
@@ -119,18 +121,18 @@ impl Counting {
         match answer {
             Ok(answer) => {
                 self.sends(answer.len());
-                self.end_with(Code::Ok, "", peek::leading_revision(answer.front()).unwrap_or_default());
+                self.end_with(Code::Ok, "", Some(answer));
             }
-            Err(status) => self.end_with(status.code(), status.message(), 0),
+            Err(status) => self.end_with(status.code(), status.message(), None),
         }
     }
 
     /// The end of the call; later ends do not count.
     pub fn end(&mut self, code: Code) {
-        self.end_with(code, "", 0);
+        self.end_with(code, "", None);
     }
 
-    fn end_with(&mut self, code: Code, message: &str, revision: i64) {
+    fn end_with(&mut self, code: Code, message: &str, answer: Option<&Rope>) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
@@ -145,23 +147,28 @@ impl Counting {
             self.note_slow(code, took);
         }
         if self.traffic.tracers.any() {
-            self.trace(code, took, message, revision);
+            self.trace(code, took, message, answer);
         }
     }
 
     #[cold]
-    fn trace(&self, code: Code, took: Duration, message: &str, answer_revision: i64) {
+    fn trace(&self, code: Code, took: Duration, message: &str, answer: Option<&Rope>) {
+        let revision = answer.and_then(|answer| peek::leading_revision(answer.front()));
+        let txn = answer.filter(|_| self.call == Call::Txn).map(|answer| answer.clone().into_bytes());
         self.traffic.tracers.tell(&Ended {
             client: self.client(),
+            connection: self.client.peer,
             kind: &self.kind.name,
-            call: self.call,
+            method: Method::Kv(self.call),
             asked: verb::asked(self.call, &self.body),
             request: &self.body,
             code,
             message,
             took,
             answer_bytes: self.sent,
-            answer_revision,
+            answer_revision: revision.unwrap_or_default(),
+            succeeded: txn.and_then(|answer| peek::leading_succeeded(&answer)),
+            lease: 0,
         });
     }
 

@@ -77,6 +77,7 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     let mut session = Box::pin(session::serve(
         world.bound.app.watch_path(),
         Credentials::default(),
+        world.bound.app.watch_path().traffic.clients.internal(),
         ReceiverStream::new(queue),
         to,
     ));

@@ -73,12 +73,41 @@ fn a_full_shard_gives_a_kind_on_advice_and_it_stays_there() {
             stores_of(&up, "pods").await? == BTreeSet::from(["busy".to_owned()]),
             "advice changes nothing"
         );
+        // A decision that is made again and again counts up; here no change may be made at all.
+        let none = ["--auto", "--seconds=1", "--looks=1", "--changes-per-day=0", "--cores=60", &room];
+        let waits = wait_for("decisions", LIMIT, || async {
+            let mut auto = tokio::process::Command::new(our_binary("kindred")?);
+            auto.arg("advise").args(none).arg(format!("--admin=http://{}", up.admin));
+            let mut auto = auto.stdout(std::process::Stdio::null()).kill_on_drop(true).spawn()?;
+            let ended = tokio::time::timeout(Duration::from_secs(6), auto.wait()).await;
+            ensure!(ended.is_err(), "it goes on: {ended:?}");
+            auto.kill().await?;
+            let kept = Admin::at(&up.admin).ok("GET", "/api/v1/advice", &Value::Null).await?;
+            let mut items = kept["items"].as_array().into_iter().flatten();
+            Ok(items.find(|one| one["times"].as_u64() > Some(1)).cloned())
+        })
+        .await?;
+        // Two stores can take it equally well.
+        let is_of_pods =
+            |one: &Value| one["what"].as_str().is_some_and(|what| what.starts_with("move pods to "));
+        ensure!(waits["outcome"] == "waited" && is_of_pods(&waits), "{waits}");
+        ensure!(waits["reason"] == "0 changes were made in a day", "{waits}");
+        ensure!(stores_of(&up, "pods").await? == BTreeSet::from(["busy".to_owned()]), "{waits}");
         let said = advise(&up, &["--cores=60", &room, "--apply"]).await?;
         report(&format!("e2e advise: {}", said.lines().take(3).collect::<Vec<_>>().join(";")));
         let places = stores_of(&up, "pods").await?;
         ensure!(places.len() == 1 && !places.contains("busy"), "{places:?}: {said}");
         ensure!(stores_of(&up, "nodes").await? == BTreeSet::from(["busy".to_owned()]));
         ensure!(range(&client, below("/registry/pods/")).await?.kvs.len() == 40);
+        let kept = Admin::at(&up.admin).ok("GET", "/api/v1/advice", &Value::Null).await?;
+        let items = kept["items"].as_array().context("items")?;
+        let (newest, older) = items.split_first().context("a decision")?;
+        ensure!(newest["outcome"] == "applied" && items.iter().all(is_of_pods), "{kept}");
+        ensure!(!older.is_empty() && older.iter().all(|one| one["outcome"] == "waited"), "{kept}");
+        let history = advise(&up, &["--history"]).await?;
+        let lines: Vec<&str> = history.lines().collect();
+        ensure!(lines.len() == items.len() + 1 && lines[1].contains("applied"), "{history}");
+        ensure!(lines[2].contains("0 changes were made in a day"), "{history}");
         // What the move frees counts until the operator lets the former copy go.
         let moves = Admin::at(&up.admin).ok("GET", "/api/v1/moves", &Value::Null).await?;
         let id = moves["items"][0]["metadata"]["name"].as_str().context("the move")?;

@@ -29,6 +29,7 @@ mod openapi;
 mod ops;
 mod quota;
 mod replace;
+mod replay;
 mod slow_disk;
 mod snapshots;
 mod spread;

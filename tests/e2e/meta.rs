@@ -45,6 +45,14 @@ fn two_routers_and_their_meta_store() {
         let made = Admin::at(&admins[0]).ask("POST", CONFIGS, &config("secrets")).await?;
         ensure!(made.0 == 201, "{made:?}");
         has(&admins[1], "secrets").await?;
+        let told = r#"{"what": "move pods", "why": "it is full", "outcome": "applied"}"#;
+        let kept = Admin::at(&admins[0]).ask("POST", "/api/v1/advice", told).await?;
+        ensure!(kept.0 == 201, "{kept:?}");
+        wait_for("a decision at the other router", CHANGE_LIMIT, || async {
+            let (code, body) = Admin::at(&admins[1]).ask("GET", "/api/v1/advice", "").await?;
+            Ok((code == 200 && body.contains("move pods")).then_some(()))
+        })
+        .await?;
 
         // Reads and writes continue while the meta store is dead.
         up.kill_shard("meta")?;

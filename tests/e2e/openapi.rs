@@ -152,6 +152,13 @@ async fn asked(asking: &mut Asking, etcdctl: &Etcdctl) -> anyhow::Result<()> {
         asking.ask(("GET", digest, &filled), &Value::Null, code).await?;
     }
     asking.ask(("GET", "/api/v1/heat", "/api/v1/heat?since=x"), &Value::Null, 400).await?;
+    let told = json!({ "what": "move pods to other", "why": "main is full", "outcome": "waited", "reason": "it is noon" });
+    let wrong = json!({ "what": "", "why": "main is full", "outcome": "waited" });
+    for (told, code) in [(told.clone(), 201), (told, 201), (wrong, 422), (json!({ "what": 7 }), 422)] {
+        asking.post("/api/v1/advice", "", told, code).await?;
+    }
+    let kept = asking.ask(("GET", "/api/v1/advice", "/api/v1/advice"), &Value::Null, 200).await?;
+    ensure!(kept["items"][0]["times"] == 2 && kept["items"].as_array().map(Vec::len) == Some(1), "{kept}");
     asking.ask(("GET", "/api/v1/trace", "/api/v1/trace?knid=pods"), &Value::Null, 400).await?;
     for method in ["GET", "POST"] {
         let tracing = asking.admin.ask(method, "/api/v1/trace?seconds=1", "");

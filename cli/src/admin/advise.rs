@@ -3,6 +3,7 @@
 mod guard;
 mod look;
 mod rules;
+mod told;
 
 use std::time::{Duration, SystemTime};
 
@@ -18,6 +19,7 @@ use super::verbs;
 use guard::{Decision, Guard, Limits, Quiet};
 use look::Look;
 use rules::{Bounds, Change, Proposal, proposals};
+use told::Outcome;
 
 /// A proposal, and what a router says that it would do.
 struct Planned {
@@ -28,6 +30,9 @@ struct Planned {
 }
 
 pub async fn advise(client: &Client, args: &AdviseArgs) -> Result<(), Failure> {
+    if args.history {
+        return told::history(client, args.output).await;
+    }
     if args.auto {
         return automatically(client, args).await;
     }
@@ -50,20 +55,43 @@ pub async fn advise(client: &Client, args: &AdviseArgs) -> Result<(), Failure> {
     if !args.apply {
         return Ok(());
     }
-    if let Some(id) = now.under_way.first() {
-        // A former copy still counts at its store, which would lead to one more move than is needed.
-        return Err(Failure::Refused(format!(
-            "nothing was changed, as move {id} is not over: see kindred move complete {id}"
-        )));
-    }
     let Some((first, (path, body))) = planned
         .iter()
         .find_map(|one| Some((one, one.request.as_ref()?)).filter(|(one, _)| one.can_be_made()))
     else {
         return output::print("none of this can be done by a router\n");
     };
+    if let Some(id) = now.under_way.first() {
+        // A former copy still counts at its store, which would lead to one more move than is needed.
+        let waits = format!("move {id} is not over");
+        apart(told::tell(client, &first.proposal, Outcome::Waited(&waits)).await)?;
+        return Err(Failure::Refused(format!(
+            "nothing was changed, as {waits}: see kindred move complete {id}"
+        )));
+    }
     output::print(&format!("now: {}\n", first.proposal.what))?;
-    verbs::change(client, path, body, &run(args)).await
+    let made = verbs::change(client, path, body, &run(args)).await;
+    apart(told::tell(client, &first.proposal, outcome(made.as_ref().err(), &mut String::new())).await)?;
+    made
+}
+
+/// What became of a change that was tried.
+fn outcome<'a>(failure: Option<&Failure>, why: &'a mut String) -> Outcome<'a> {
+    match failure {
+        None => Outcome::Applied,
+        Some(failure) => {
+            *why = failure.to_string();
+            Outcome::Failed(why)
+        }
+    }
+}
+
+/// A decision counts even if no router keeps it, which is said apart.
+fn apart(told: Result<(), Failure>) -> Result<(), Failure> {
+    match told {
+        Ok(()) => Ok(()),
+        Err(failure) => output::print(&format!("the routers do not keep this decision: {failure}\n")),
+    }
 }
 
 /// Looks again and again, and makes what lasts.
@@ -73,7 +101,7 @@ async fn automatically(client: &Client, args: &AdviseArgs) -> Result<(), Failure
     let limits = Limits { looks: args.looks, changes_per_day: args.changes_per_day, quiet };
     let mut guard = Guard::new(limits);
     let mut before = look(client).await?;
-    let mut last = String::new();
+    let (mut last, mut untold) = (String::new(), String::new());
     loop {
         let (planned, now) = match propose(client, args, &before, args.seconds).await {
             Ok(found) => found,
@@ -89,26 +117,46 @@ async fn automatically(client: &Client, args: &AdviseArgs) -> Result<(), Failure
             .map(|one| one.proposal.clone())
             .collect();
         let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        match guard.decide(at, &proposals, &now.under_way) {
+        let mut why_failed = String::new();
+        let decided = match guard.decide(at, &proposals, &now.under_way) {
             Decision::Nothing => match planned.first() {
-                None => tell(&mut last, "nothing to do")?,
+                None => {
+                    tell(&mut last, "nothing to do")?;
+                    None
+                }
                 Some(one) => {
-                    tell(&mut last, &format!("{}: by hand; {}", one.proposal.what, one.proposal.why))?
+                    tell(&mut last, &format!("{}: by hand; {}", one.proposal.what, one.proposal.why))?;
+                    Some((&one.proposal, Outcome::Proposed))
                 }
             },
             Decision::Wait(why) => {
-                let what = proposals.iter().find(|one| one.change.is_some()).map_or("", |one| &one.what);
-                tell(&mut last, &format!("{what}: not yet, {why}"))?;
+                let waits = proposals.iter().find(|one| one.change.is_some());
+                tell(&mut last, &format!("{}: not yet, {why}", waits.map_or("", |one| &one.what)))?;
+                why_failed = why;
+                waits.map(|one| (one, Outcome::Waited(&why_failed)))
             }
             Decision::Make(nth) => {
                 let Proposal { what, why, effect, .. } = &proposals[nth];
                 tell(&mut last, &format!("{what}: {why}; {effect}"))?;
                 let chosen = planned.iter().find(|one| one.proposal == proposals[nth]);
-                if let Some((path, body)) = chosen.and_then(|one| one.request.as_ref()) {
-                    match verbs::change(client, path, body, &run(args)).await {
-                        Ok(()) => tell(&mut last, &format!("{what}: done"))?,
-                        Err(failure) => tell(&mut last, &format!("{what}: {failure}"))?,
+                match chosen.and_then(|one| one.request.as_ref()) {
+                    None => None,
+                    Some((path, body)) => {
+                        let made = verbs::change(client, path, body, &run(args)).await;
+                        match &made {
+                            Ok(()) => tell(&mut last, &format!("{what}: done"))?,
+                            Err(failure) => tell(&mut last, &format!("{what}: {failure}"))?,
+                        }
+                        Some((&proposals[nth], outcome(made.as_ref().err(), &mut why_failed)))
                     }
+                }
+            }
+        };
+        if let Some((proposal, outcome)) = decided {
+            match told::tell(client, proposal, outcome).await {
+                Ok(()) => untold.clear(),
+                Err(failure) => {
+                    tell(&mut untold, &format!("the routers do not keep this decision: {failure}"))?;
                 }
             }
         }

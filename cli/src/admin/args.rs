@@ -632,6 +632,9 @@ pub struct AdviseArgs {
     /// Go on looking, and do what was found in several looks in a row, one change at a time. Each decision is a line.
     #[arg(long, conflicts_with = "output")]
     pub auto: bool,
+    /// Show what --auto and --apply have decided, the newest first, from the routers' list of the last 200.
+    #[arg(long, conflicts_with_all = ["auto", "apply"])]
+    pub history: bool,
     /// With --auto: so many looks in a row must find the same.
     #[arg(long, value_name = "N", default_value_t = 6, requires = "auto", value_parser = clap::value_parser!(u32).range(1..))]
     pub looks: u32,
@@ -667,7 +670,8 @@ pub struct TraceArgs {
     /// Only calls of this client: the common name of its certificate, or its address.
     #[arg(long, value_name = "NAME")]
     pub client: Option<String>,
-    /// Only calls with this verb: get, list, count, create, update, delete, put or txn.
+    /// Only calls with this verb: get, list, count, create, update, delete, put, txn,
+    /// watch or lease.
     #[arg(long, value_name = "VERB")]
     pub verb: Option<String>,
     /// Only calls whose key begins with this.

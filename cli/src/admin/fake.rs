@@ -622,6 +622,7 @@ async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
         ("POST /api/v1/move?dryRun=All", &[(200, plan)][..]),
         ("POST /api/v1/move", &[begun()][..]),
         (MOVE, &[moved("Switched", "there", 2040)][..]),
+        ("POST /api/v1/advice", &[(201, json!({})), (404, json!({ "message": "not found" }))][..]),
     ];
     let fake = Fake::start(&answers).await;
     let (ended, printed) = fake.run(&["advise", "--seconds", "1", "--apply"]).await;
@@ -631,7 +632,12 @@ async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
     assert_eq!(lines[1], "   because store a uses 0.90 cores, 0.60 of them for pods");
     assert_eq!(lines[2], "   then a would use 0.30 cores, b 0.60");
     assert!(printed.contains("~4.0 ms") && printed.contains("now: move pods to b"), "{printed}");
-    let made = fake.asked().into_iter().filter(|(line, _)| line.starts_with("POST")).collect::<Vec<_>>();
+    let mut made = fake.asked().into_iter().filter(|(line, _)| line.starts_with("POST")).collect::<Vec<_>>();
+    let (line, told) = made.pop().unwrap();
+    assert_eq!(
+        (&*line, &told["what"], &told["outcome"]),
+        ("POST /api/v1/advice", &json!("move pods to b"), &json!("applied"))
+    );
     let body = json!({ "kind": "pods", "to": "b" });
     assert_eq!(
         made,
@@ -646,7 +652,10 @@ async fn advice_has_a_reason_an_effect_and_a_plan_and_is_followed_on_request() {
     );
     let (ended, printed) = fake.run(&["advise", "--seconds", "1", "--apply"]).await;
     assert!(printed.contains("move pods to b") && !printed.contains("now:"), "{printed}");
+    assert!(printed.contains("the routers do not keep this decision"), "{printed}");
     assert!(matches!(ended, Err(Failure::Refused(text)) if text.contains("move 7 is not over")));
+    let (_, told) = fake.asked().pop().unwrap();
+    assert_eq!((&told["outcome"], &told["reason"]), (&json!("waited"), &json!("move 7 is not over")));
     for wrong in [["--cores", "0"], ["--room", "x"], ["--looks", "2"]] {
         let words: Vec<&str> = ["kindred", "advise"].into_iter().chain(wrong).collect();
         assert!(Cli::try_parse_from(words).is_err(), "{wrong:?}");

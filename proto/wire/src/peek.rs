@@ -330,3 +330,19 @@ pub fn leading_revision(response: &[u8]) -> Option<i64> {
 pub fn revision_shown(response: &[u8]) -> i64 {
     leading_revision(response).or_else(|| header_revision(response).ok()).unwrap_or_default()
 }
+
+/// Whether a `TxnResponse` says that the compares held. Reads only its beginning, where every server writes the header and
+/// this field behind it; `None` if another field comes first or the bytes end before.
+#[must_use]
+pub fn leading_succeeded(response: &[u8]) -> Option<bool> {
+    let mut fields = Fields::new(response);
+    fields.next()?.ok().filter(|field| field.number == 1)?;
+    match fields.next() {
+        // The field of a transaction that did not succeed is not written.
+        None => Some(false),
+        Some(field) => {
+            let field = field.ok()?;
+            if field.number == 2 { field.varint().ok().map(|said| said != 0) } else { Some(false) }
+        }
+    }
+}

@@ -168,6 +168,21 @@ proptest! {
         prop_assert_eq!(peek::leading_revision(&whole[header.end..]), None);
     }
 
+    #[test]
+    fn a_transaction_says_at_its_beginning_whether_it_succeeded(
+        succeeded: bool,
+        revision in any::<i64>(),
+        answers in 0usize..3,
+    ) {
+        let header = Some(pb::ResponseHeader { revision, ..Default::default() });
+        let responses = vec![pb::ResponseOp::default(); answers];
+        let whole = pb::TxnResponse { header, succeeded, responses }.encode_to_vec();
+        prop_assert_eq!(peek::leading_succeeded(&whole), Some(succeeded));
+        let header = fields(&whole)[0].clone();
+        prop_assert_eq!(peek::leading_succeeded(&whole[..header.end - 1]), None);
+        prop_assert_eq!(peek::leading_succeeded(&[]), None);
+    }
+
     /// Fields of two pages in any order, some of them adjacent, mixed with written fields.
     #[test]
     fn a_splice_is_what_a_copy_would_be(

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde_json::Value;
 
 use self::document::Document;
+use super::advice::{AdviceList, Kept, Told};
 use super::answers as a;
 use super::heat::Heat;
 use super::objects::ServiceGroup;
@@ -101,6 +102,13 @@ fn asked(document: &mut Document) {
     let heat =
         document.get("/api/v1/heat", "The traffic of the last hour by Kind, a quarter of an hour at once");
     heat.query("since", since).answer::<Heat>(200, "the steps").errors(&[400]);
+    document
+        .get("/api/v1/advice", "What `kindred advise` decided, the newest first")
+        .answer::<AdviceList>(200, "the decisions");
+    let tell = document.post("/api/v1/advice", "Tell a decision of `kindred advise`");
+    tell.body::<Told>()
+        .answer::<Kept>(201, "the decision as it is kept; one that is told again counts up")
+        .errors(&[400, 409, 422, 501, 503]);
     let live = document.get("/api/v1/live", "What the page shows, every two seconds");
     live.events(200, "server-sent events: `hello`, then `look` after `look`").errors(&[503]);
     let (shown, whole) =

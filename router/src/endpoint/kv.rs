@@ -160,11 +160,8 @@ impl Kv {
 
     /// Notes that a call has begun.
     fn counting(&self, method: Call, request: &Request<Bytes>) -> Counting {
-        let client = self.client.clone().or_else(|| {
-            let from = ConnectionInfo::of(request.extensions())?;
-            Some(self.with.traffic.clients.calling(from))
-        });
-        let client = client.unwrap_or_else(|| self.with.traffic.clients.internal());
+        let clients = &self.with.traffic.clients;
+        let client = self.client.clone().unwrap_or_else(|| clients.of_call(request.extensions()));
         self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client)
     }
 

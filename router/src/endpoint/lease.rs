@@ -18,6 +18,9 @@ use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::stores::{Store, Stores};
+use crate::traffic::Traffic;
+use crate::traffic::leases::LeaseCall;
+use crate::traffic::trace::Method;
 
 /// How many keepalives of one client stream are under way at a time.
 const KEEPALIVES_AT_ONCE: usize = 64;
@@ -32,6 +35,7 @@ pub struct Lease {
     identity: Arc<Identity>,
     /// Whom this serves; `None` for the router itself.
     gate: Option<Arc<Gate>>,
+    traffic: Arc<Traffic>,
     drain: Drain,
 }
 
@@ -42,9 +46,10 @@ impl Lease {
         stores: Stores,
         identity: Arc<Identity>,
         gate: Arc<Gate>,
+        traffic: Arc<Traffic>,
         drain: Drain,
     ) -> Self {
-        Self { leases, stores, identity, gate: Some(gate), drain }
+        Self { leases, stores, identity, gate: Some(gate), traffic, drain }
     }
 
     /// The same for the router's own calls, which nobody checks.
@@ -60,6 +65,54 @@ impl Lease {
         entered.is_user()?;
         Ok(Some(Checked { gate: gate.clone(), entered }))
     }
+
+    async fn grant(&self, request: Request<pb::LeaseGrantRequest>) -> Result<pb::LeaseGrantResponse, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        self.enter(&request).await?;
+        let request = request.into_inner();
+        let stores = &self.stores;
+        let chosen = LeaseId::from_wire(request.id);
+        let home = grant_home(chosen, &self.leases.members(), stores.default_store());
+        let home = stores.get(home);
+        if let Some(id) = chosen {
+            self.leases.is_free(id, home, deadline).await?;
+        }
+        let mut granted = call(home, Effect::Write, deadline, || async {
+            home.lease().lease_grant(deadline.request(request)).await
+        })
+        .await?;
+        let revision = granted.header.map_or(0, |header| header.revision);
+        granted.header = self.identity.typed_header(revision);
+        Ok(granted)
+    }
+
+    async fn revoke(
+        &self,
+        request: Request<pb::LeaseRevokeRequest>,
+    ) -> Result<pb::LeaseRevokeResponse, Status> {
+        let deadline = Deadline::of(request.metadata(), Effect::Write);
+        let checked = self.enter(&request).await?;
+        let id = request.into_inner().id;
+        let lease = LeaseId(id);
+        if let Some(Checked { entered, .. }) = &checked {
+            self.leases.may_write(entered, lease, deadline).await?;
+        }
+        let revoke = |home: Arc<Store>| async move { revoke_at(&home, id, deadline).await };
+        let revoked = self.leases.at_settled_home(lease, Effect::Write, deadline, revoke).await?;
+        let Some((home, (revision, attached))) = revoked else {
+            return Err(grpc::status(EtcdError::LeaseNotFound));
+        };
+        if home.is_shard() {
+            // If this does not complete, the follower of the home's list of ended leases does.
+            self.leases.finish(lease, &home, &attached).await;
+        }
+        let header = self.identity.typed_header(revision);
+        Ok(pb::LeaseRevokeResponse { header })
+    }
+}
+
+fn shown(header: Option<&pb::ResponseHeader>) -> i64 {
+    header.map_or(0, |header| header.revision)
 }
 
 /// A call of a user.
@@ -121,47 +174,28 @@ impl pb::lease_server::Lease for Lease {
         &self,
         request: Request<pb::LeaseGrantRequest>,
     ) -> Result<Response<pb::LeaseGrantResponse>, Status> {
-        let deadline = Deadline::of(request.metadata(), Effect::Write);
-        self.enter(&request).await?;
-        let request = request.into_inner();
-        let stores = &self.stores;
-        let chosen = LeaseId::from_wire(request.id);
-        let home = grant_home(chosen, &self.leases.members(), stores.default_store());
-        let home = stores.get(home);
-        if let Some(id) = chosen {
-            self.leases.is_free(id, home, deadline).await?;
+        let call =
+            LeaseCall::begin(&self.traffic, request.extensions(), Method::LeaseGrant, request.get_ref());
+        let granted = self.grant(request).await;
+        if let Some(call) = call {
+            let said = granted.as_ref().map(|granted| (granted.id, shown(granted.header.as_ref())));
+            call.ended(said);
         }
-        let mut granted = call(home, Effect::Write, deadline, || async {
-            home.lease().lease_grant(deadline.request(request)).await
-        })
-        .await?;
-        let revision = granted.header.map_or(0, |header| header.revision);
-        granted.header = self.identity.typed_header(revision);
-        Ok(Response::new(granted))
+        granted.map(Response::new)
     }
 
     async fn lease_revoke(
         &self,
         request: Request<pb::LeaseRevokeRequest>,
     ) -> Result<Response<pb::LeaseRevokeResponse>, Status> {
-        let deadline = Deadline::of(request.metadata(), Effect::Write);
-        let checked = self.enter(&request).await?;
-        let id = request.into_inner().id;
-        let lease = LeaseId(id);
-        if let Some(Checked { entered, .. }) = &checked {
-            self.leases.may_write(entered, lease, deadline).await?;
+        let id = request.get_ref().id;
+        let call =
+            LeaseCall::begin(&self.traffic, request.extensions(), Method::LeaseRevoke, request.get_ref());
+        let revoked = self.revoke(request).await;
+        if let Some(call) = call {
+            call.ended(revoked.as_ref().map(|revoked| (id, shown(revoked.header.as_ref()))));
         }
-        let revoke = |home: Arc<Store>| async move { revoke_at(&home, id, deadline).await };
-        let revoked = self.leases.at_settled_home(lease, Effect::Write, deadline, revoke).await?;
-        let Some((home, (revision, attached))) = revoked else {
-            return Err(grpc::status(EtcdError::LeaseNotFound));
-        };
-        if home.is_shard() {
-            // If this does not complete, the follower of the home's list of ended leases does.
-            self.leases.finish(lease, &home, &attached).await;
-        }
-        let header = self.identity.typed_header(revision);
-        Ok(Response::new(pb::LeaseRevokeResponse { header }))
+        revoked.map(Response::new)
     }
 
     type LeaseKeepAliveStream = KeepAlives;
@@ -174,18 +208,24 @@ impl pb::lease_server::Lease for Lease {
     ) -> Result<Response<KeepAlives>, Status> {
         let (leases, identity) = (self.leases.clone(), self.identity.clone());
         let stopping = self.drain.stopping();
+        let (traffic, client) = (self.traffic.clone(), self.traffic.clients.of_call(request.extensions()));
         let (gate, credentials) = (self.gate.clone(), Arc::new(Credentials::of(&request)));
         let answers = request.into_inner().map(move |request| {
             let (leases, gate, credentials) = (leases.clone(), gate.clone(), credentials.clone());
+            let (traffic, client) = (traffic.clone(), client.clone());
             async move {
                 match request {
-                    Ok(request) => renew(&leases, gate.as_deref(), &credentials, request.id)
-                        .await
-                        .map(Some)
-                        .or_else(|status| match status.code() {
+                    Ok(request) => {
+                        let call = LeaseCall::begin_of(&traffic, &client, Method::LeaseKeepAlive, &request);
+                        let kept = renew(&leases, gate.as_deref(), &credentials, request.id).await;
+                        if let Some(call) = call {
+                            call.ended(kept.as_ref().map(|kept| (kept.id, kept.revision)));
+                        }
+                        kept.map(Some).or_else(|status| match status.code() {
                             Code::Unavailable | Code::DeadlineExceeded => Ok(None),
                             _ => Err(status),
-                        }),
+                        })
+                    }
                     Err(status) => Err(status),
                 }
             }

@@ -36,9 +36,11 @@ impl watch_server::Watch for Watch {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
         let (good_end, messages) = ending::produced(ReceiverStream::new(messages));
         let credentials = Credentials::of(&request);
+        let client = self.path.traffic.clients.of_call(request.extensions());
         // Creates are checked one by one, by the rules of their time.
         self.path.gate.settle(&credentials).await;
-        let session = session::serve(self.path.clone(), credentials, request.into_inner(), to.clone());
+        let session =
+            session::serve(self.path.clone(), credentials, client, request.into_inner(), to.clone());
         self.path.drain.spawn(async move {
             session.await;
             good_end.reached();

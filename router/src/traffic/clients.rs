@@ -1,10 +1,12 @@
 //! The traffic of each client: of the common name in its certificate, or else of its address.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use http::Extensions;
 use kindred_transport::ConnectionInfo;
 use kindred_transport::listener::Peer;
 use parking_lot::Mutex;
@@ -101,18 +103,20 @@ impl ClientTraffic {
 #[derive(Debug)]
 pub struct OpenConnection {
     pub client: Arc<ClientTraffic>,
+    /// The client's end, which tells its connections apart; `None` for a Unix socket and for the router itself.
+    pub peer: Option<SocketAddr>,
     counts: bool,
 }
 
 impl OpenConnection {
-    fn of(client: Arc<ClientTraffic>) -> Arc<Self> {
+    fn of(client: Arc<ClientTraffic>, peer: Option<SocketAddr>) -> Arc<Self> {
         client.connections.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { client, counts: true })
+        Arc::new(Self { client, peer, counts: true })
     }
 
     /// For calls alone, whose connection is counted elsewhere or does not exist.
-    fn uncounted(client: Arc<ClientTraffic>) -> Arc<Self> {
-        Arc::new(Self { client, counts: false })
+    fn uncounted(client: Arc<ClientTraffic>, peer: Option<SocketAddr>) -> Arc<Self> {
+        Arc::new(Self { client, peer, counts: false })
     }
 }
 
@@ -137,7 +141,7 @@ impl Default for Clients {
         Self {
             clients: Mutex::default(),
             other: ClientTraffic::new(OTHER),
-            internal: OpenConnection::uncounted(ClientTraffic::new(INTERNAL)),
+            internal: OpenConnection::uncounted(ClientTraffic::new(INTERNAL), None),
         }
     }
 }
@@ -146,13 +150,19 @@ impl Clients {
     /// A connection that was opened.
     #[must_use]
     pub fn connected(&self, from: &ConnectionInfo) -> Arc<OpenConnection> {
-        OpenConnection::of(self.named(&name_of(from)))
+        OpenConnection::of(self.named(&name_of(from)), address_of(from))
     }
 
     /// The connection of a call, which was counted when it was opened.
     #[must_use]
     pub fn calling(&self, from: &ConnectionInfo) -> Arc<OpenConnection> {
-        OpenConnection::uncounted(self.named(&name_of(from)))
+        OpenConnection::uncounted(self.named(&name_of(from)), address_of(from))
+    }
+
+    /// The connection of a call, from its extensions; the router's own calls have none.
+    #[must_use]
+    pub fn of_call(&self, extensions: &Extensions) -> Arc<OpenConnection> {
+        ConnectionInfo::of(extensions).map_or_else(|| self.internal(), |from| self.calling(from))
     }
 
     /// What the router asks of itself.
@@ -188,6 +198,13 @@ impl Clients {
             [&self.internal.client, &self.other].into_iter().filter(|one| one.shown().calls > 0).map(of),
         );
         all
+    }
+}
+
+fn address_of(from: &ConnectionInfo) -> Option<SocketAddr> {
+    match from.peer {
+        Peer::Tcp(address) => Some(address),
+        Peer::Unix => None,
     }
 }
 

@@ -194,6 +194,12 @@ impl KindTraffic {
 pub struct Watched(Arc<KindTraffic>);
 
 impl Watched {
+    /// The Kind's name.
+    #[must_use]
+    pub fn kind(&self) -> &str {
+        &self.0.name
+    }
+
     /// Counts a message with events; `age` is that of its first event, where it is known.
     pub fn delivered(&self, bytes: usize, age: Option<Duration>) {
         self.0.messages.fetch_add(1, Ordering::Relaxed);

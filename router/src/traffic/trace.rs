@@ -4,19 +4,20 @@
 //! Without a tracer a call costs the look at one number. A tracer that does not read as fast as lines come loses some,
 //! and the next line says how many.
 
+mod line;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use kindred_router_core::plan::Call;
-use kindred_router_core::verb::{self, Asked};
-use kindred_transport::metrics::calls::{CODES, code_index};
+use kindred_router_core::verb;
 use parking_lot::Mutex;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::sync::mpsc;
 use tonic::Code;
+
+pub use line::{Ended, LEASE, Method, TraceLine, TracedRange};
 
 /// Tracers at a time.
 pub const TRACERS_MAX: usize = 16;
@@ -31,7 +32,7 @@ pub struct Filter {
     pub kind: Option<String>,
     /// The client: the common name of its certificate, or its address.
     pub client: Option<String>,
-    /// `get`, `list`, `count`, `create`, `update`, `delete`, `put` or `txn`.
+    /// `get`, `list`, `count`, `create`, `update`, `delete`, `put`, `txn`, `watch` or `lease`.
     pub verb: Option<String>,
     /// What the key begins with.
     pub key: Option<String>,
@@ -51,7 +52,7 @@ impl Filter {
     /// # Errors
     /// The field, and what to write.
     pub fn check(&self) -> Result<(), String> {
-        let verbs = verb::Verb::ALL.map(verb::Verb::label);
+        let verbs: Vec<&str> = verb::Verb::ALL.map(verb::Verb::label).into_iter().chain([LEASE]).collect();
         match &self.verb {
             Some(verb) if !verbs.contains(&verb.as_str()) => {
                 Err(format!("verb: {verb:?} is not known; write one of {}", verbs.join(", ")))
@@ -65,116 +66,10 @@ impl Filter {
             |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|wanted| wanted == found);
         is(&self.kind, call.kind)
             && is(&self.client, call.client)
-            && is(&self.verb, call.asked.verb.label())
+            && is(&self.verb, call.verb())
             && self.key.as_deref().is_none_or(|key| call.asked.key.starts_with(key.as_bytes()))
             && call.took >= Duration::from_millis(self.min_millis)
             && !(self.errors && call.code == Code::Ok)
-    }
-}
-
-/// A call that has ended.
-#[derive(Debug)]
-pub struct Ended<'a> {
-    pub client: &'a str,
-    pub kind: &'a str,
-    pub call: Call,
-    pub asked: Asked<'a>,
-    pub request: &'a Bytes,
-    pub code: Code,
-    /// What went wrong.
-    pub message: &'a str,
-    pub took: Duration,
-    pub answer_bytes: u64,
-    /// The revision in the answer's header; 0 if it is not known.
-    pub answer_revision: i64,
-}
-
-impl Ended<'_> {
-    /// As JSON. Without `whole` no value is in it, only lengths.
-    fn line(&self, at: SystemTime, whole: bool, lost: u64) -> TraceLine {
-        let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            Err(_) => format!("0x{}", to_hex(bytes)),
-        };
-        let Asked { verb, key, range_end, limit, keys_only } = self.asked;
-        TraceLine {
-            at: at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-            client: self.client.to_owned(),
-            kind: self.kind.to_owned(),
-            verb: verb.label(),
-            method: method(self.call),
-            key: text(key),
-            code: CODES[code_index(self.code)],
-            micros: u64::try_from(self.took.as_micros()).unwrap_or(u64::MAX),
-            request_bytes: self.request.len() as u64,
-            answer_bytes: self.answer_bytes,
-            range: (!range_end.is_empty()).then(|| TracedRange {
-                range_end: text(range_end),
-                limit,
-                keys_only,
-            }),
-            message: (!self.message.is_empty()).then(|| self.message.to_owned()),
-            revision: (self.answer_revision > 0).then_some(self.answer_revision),
-            request: whole.then(|| to_hex(self.request)),
-            lost: (lost > 0).then_some(lost),
-        }
-    }
-}
-
-/// A call, in a line of a trace.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct TraceLine {
-    /// In seconds since the Unix epoch.
-    pub at: f64,
-    pub client: String,
-    pub kind: String,
-    pub verb: &'static str,
-    /// The method of etcd's service KV.
-    pub method: &'static str,
-    /// Bytes that are no text follow `0x`.
-    pub key: String,
-    pub code: &'static str,
-    pub micros: u64,
-    pub request_bytes: u64,
-    pub answer_bytes: u64,
-    /// Of a range.
-    #[serde(flatten)]
-    pub range: Option<TracedRange>,
-    /// Why it failed.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// The revision in the answer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub revision: Option<i64>,
-    /// The encoded request in hexadecimal, for those who may see values.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<String>,
-    /// The lines before this one for which there was no room.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lost: Option<u64>,
-}
-
-/// What a traced call asked of a range.
-#[derive(Debug, Serialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct TracedRange {
-    pub range_end: String,
-    pub limit: i64,
-    pub keys_only: bool,
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn method(call: Call) -> &'static str {
-    match call {
-        Call::Range => "Range",
-        Call::RangeStream => "RangeStream",
-        Call::Put => "Put",
-        Call::DeleteRange => "DeleteRange",
-        Call::Txn => "Txn",
     }
 }
 
@@ -244,6 +139,8 @@ impl Tracers {
 
 #[cfg(test)]
 mod tests {
+    use kindred_router_core::plan::Call;
+    use kindred_router_core::verb::Asked;
     use serde_json::{Value, json};
 
     use super::*;
@@ -253,8 +150,9 @@ mod tests {
         let asked = Asked { verb: verb::Verb::Put, key, range_end: b"", limit: 0, keys_only: false };
         tracers.tell(&Ended {
             client: "apiserver",
+            connection: Some(([10, 0, 0, 1], 4711).into()),
             kind: "pods",
-            call: Call::Put,
+            method: Method::Kv(Call::Put),
             asked,
             request: &request,
             code,
@@ -262,6 +160,8 @@ mod tests {
             took: Duration::from_millis(millis),
             answer_bytes: 30,
             answer_revision: 7,
+            succeeded: None,
+            lease: 0,
         });
     }
 
@@ -287,6 +187,7 @@ mod tests {
         assert_eq!(all.len(), 2);
         assert!(all.iter().all(|line| line.get("request").is_none()), "{all:?}");
         assert_eq!((&all[0]["key"], &all[0]["revision"]), (&json!("/registry/pods/a/b"), &json!(7)));
+        assert_eq!(all[0]["connection"], json!("10.0.0.1:4711"));
         assert_eq!(all[1]["key"], json!("0x2f72656769737472792f706f64732f612fff"));
         let slow = lines(&mut slow);
         assert_eq!((slow.len(), &slow[0]["request"]), (1, &json!("736563726574")));
@@ -320,5 +221,7 @@ mod tests {
     fn an_unknown_verb_is_refused() {
         let filter = Filter { verb: Some("gut".to_owned()), ..Filter::default() };
         assert!(filter.check().unwrap_err().contains("get, list"));
+        let filter = Filter { verb: Some("lease".to_owned()), ..Filter::default() };
+        assert_eq!(filter.check(), Ok(()));
     }
 }

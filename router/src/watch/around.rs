@@ -21,6 +21,7 @@ use kindred_router_core::watch_session::{
 };
 use kindred_transport::{Drain, grpc};
 use kindred_wire::error::EtcdError;
+use kindred_wire::peek::WatchCreateRequest;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -36,7 +37,8 @@ use crate::metrics::WatchMetrics;
 use crate::routing::Routing;
 use crate::stores::Stores;
 use crate::traffic::Traffic;
-use crate::traffic::kinds::Watched;
+use crate::traffic::clients::OpenConnection;
+use crate::traffic::watches::OpenWatch;
 
 /// How long to wait before asking a feed again that could not tell its current revision.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -62,10 +64,11 @@ pub struct Around {
     path: Arc<WatchPath>,
     /// Of the stream's client.
     credentials: Credentials,
+    client: Arc<OpenConnection>,
     upstreams: HashMap<StoreIx, Upstream>,
     inbound: mpsc::Sender<Inbound>,
     /// The session's watches, as they are counted.
-    watched: HashMap<i64, Watched>,
+    watched: HashMap<i64, OpenWatch>,
     /// Rung by feeds when they have more.
     pub bells: Arc<Bells>,
     /// Questions of the progress round.
@@ -78,11 +81,13 @@ impl Around {
     pub(super) fn new(
         path: Arc<WatchPath>,
         credentials: Credentials,
+        client: Arc<OpenConnection>,
         inbound: mpsc::Sender<Inbound>,
     ) -> Self {
         Self {
             path,
             credentials,
+            client,
             upstreams: HashMap::new(),
             inbound,
             watched: HashMap::new(),
@@ -200,10 +205,10 @@ impl Outside for Around {
         self.path.routing.show_of_store(self.path.stores.get(store), spread, revision, generation, now);
     }
 
-    fn begun(&mut self, uid: i64, (key, range_end): (&[u8], &[u8])) {
+    fn begun(&mut self, uid: i64, create: &WatchCreateRequest<'_>) {
         self.path.metrics.watchers.increment(1.0);
-        let kind = self.path.traffic.kinds.of(self.path.routing.load().scheme(), key, range_end);
-        self.watched.insert(uid, kind.watched());
+        let open = self.path.traffic.watched(self.path.routing.load().scheme(), create, &self.client);
+        self.watched.insert(uid, open);
     }
 
     fn ended(&mut self, uid: i64) {
@@ -212,7 +217,7 @@ impl Outside for Around {
     }
 
     fn delivered(&mut self, uid: i64, bytes: usize, first: Option<Revision>) {
-        if let Some(watched) = self.watched.get(&uid) {
+        if let Some(watched) = self.watched.get_mut(&uid) {
             watched.delivered(bytes, first.and_then(|first| self.path.stores.clocks().age(first)));
         }
     }

@@ -14,6 +14,7 @@ use tonic::Status;
 use super::around::{Around, WatchPath};
 use super::upstream::{Inbound, What};
 use crate::auth::Credentials;
+use crate::traffic::clients::OpenConnection;
 
 /// Capacity of the channel through which all upstream streams of a session deliver their messages.
 const INBOUND_MAX: usize = 16;
@@ -22,6 +23,7 @@ const INBOUND_MAX: usize = 16;
 pub async fn serve<S>(
     path: Arc<WatchPath>,
     credentials: Credentials,
+    client: Arc<OpenConnection>,
     mut requests: S,
     to: mpsc::Sender<Result<Bytes, Status>>,
 ) where
@@ -30,8 +32,12 @@ pub async fn serve<S>(
     path.metrics.streams.increment(1.0);
     let (inbound, mut upstream) = mpsc::channel(INBOUND_MAX);
     let ids = path.ids;
-    let mut session =
-        Session::new(Around::new(path.clone(), credentials, inbound), ids, Settings::default(), now());
+    let mut session = Session::new(
+        Around::new(path.clone(), credentials, client, inbound),
+        ids,
+        Settings::default(),
+        now(),
+    );
     let ended = run(&path, &mut session, &mut requests, &mut upstream, &to).await;
     path.metrics.streams.decrement(1.0);
     path.metrics.watchers.decrement(session.watches() as f64);

@@ -74,6 +74,25 @@ await withBrowser(async (browser, context) => {
     assert.equal(await page.evaluate(() => "hacked" in window), false);
   });
 
+  await step("decisions of kindred advise are shown in words, the newest first", async () => {
+    await view(page, "overview");
+    assert.equal(await page.isVisible("#advice"), false, "there is none yet");
+    const tell = async (what, outcome, reason) => {
+      const told = JSON.stringify({ what, why: "store a is full", outcome, reason });
+      const headers = { "content-type": "application/json" };
+      assert.equal((await fetch(`${base}/api/v1/advice`, { method: "POST", headers, body: told })).status, 201);
+    };
+    for (let times = 0; times < 3; times += 1) await tell("move pods to b", "waited", "these are quiet hours");
+    await tell(`move ${markup} to b`, "failed", "no such store");
+    await page.waitForFunction(() => document.querySelectorAll("#advice li").length === 2);
+    const [newest, older] = await page.locator("#advice li").allTextContents();
+    assert.ok(newest.includes(`move ${markup} to b: failed, no such store`), newest);
+    assert.match(older, /move pods to b: not yet, these are quiet hours \(3 times since .*because store a is full/);
+    assert.equal(await page.isVisible("#well"), true, "a decision is no alert");
+    assert.equal(await page.evaluate(() => document.querySelectorAll("img, [onerror]").length), 0);
+    await accessible(page, "decisions");
+  });
+
   await step("a store that stops is an alert, until it is back", async () => {
     await view(page, "overview");
     process.kill(pids.pods2, "SIGSTOP");

@@ -171,3 +171,13 @@ test("a Kind's ranges are its own, or the one that it shares", () => {
   assert.deepEqual(words.rangesOf(ranges, "/registry/configmaps/"), [ranges[0]]);
   assert.deepEqual(words.rangesOf(ranges, null), []);
 });
+
+test("a decision of kindred advise is said in words", () => {
+  const said = (outcome, reason = null, times = 1) => words.adviceOf({ what: "move pods to b", outcome, reason, times, first: 1e9 });
+  assert.equal(said("applied"), "move pods to b: done");
+  assert.equal(said("proposed"), "move pods to b: to be done by hand");
+  assert.equal(said("waited", "these are quiet hours"), "move pods to b: not yet, these are quiet hours");
+  assert.equal(said("failed", "no store"), "move pods to b: failed, no store");
+  assert.match(said("waited", "it is night", 12), /not yet, it is night \(12 times since 2001-09-\d\d \d\d:\d\d:\d\d\)$/);
+  assert.equal(said("of a later version"), "move pods to b: of a later version");
+});

@@ -34,7 +34,7 @@ impl<O: Outside> Session<O> {
                 let uid = self.next_uid;
                 self.next_uid += 1;
                 self.by_client.insert(client_id, uid);
-                self.outside.begun(uid, (&create.key, &create.range_end));
+                self.outside.begun(uid, &create.asked());
                 let start = create.start_revision;
                 let (origin, feed) = match placed {
                     Placed::Store(store) => (Origin::Store(store), None),

@@ -43,19 +43,24 @@ impl Create {
         }
     }
 
-    /// The create request for a store, with the watch's id there and its position; `fenced` for a stock etcd.
-    pub(super) fn for_store(&self, watch_id: i64, start_revision: i64, fenced: bool) -> Bytes {
-        let create = WatchCreateRequest {
+    /// The create, as the client asked for it.
+    pub(super) fn asked(&self) -> WatchCreateRequest<'_> {
+        WatchCreateRequest {
             key: &self.key,
             range_end: &self.range_end,
-            start_revision,
+            start_revision: self.start_revision,
             progress_notify: self.progress_notify,
             no_put: self.no_put,
             no_delete: self.no_delete,
             prev_kv: self.prev_kv,
-            watch_id,
+            watch_id: self.watch_id,
             fragment: self.fragment,
-        };
+        }
+    }
+
+    /// The create request for a store, with the watch's id there and its position; `fenced` for a stock etcd.
+    pub(super) fn for_store(&self, watch_id: i64, start_revision: i64, fenced: bool) -> Bytes {
+        let create = WatchCreateRequest { start_revision, watch_id, ..self.asked() };
         match fenced {
             true => watch_request::create_behind_fence(&create).into(),
             false => watch_request::create(&create).into(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
+use kindred_wire::peek::WatchCreateRequest;
 
 use super::types::{Ask, FeedNo};
 use crate::cursor::{Limit, Taken};
@@ -113,8 +114,8 @@ pub trait Outside {
         generation: Epoch,
         range: (&[u8], &[u8]),
     );
-    /// For metrics: a watch of this range was created, and has this number.
-    fn begun(&mut self, uid: i64, range: (&[u8], &[u8]));
+    /// For metrics and traces: a watch was created, and has this number.
+    fn begun(&mut self, uid: i64, create: &WatchCreateRequest<'_>);
     /// For metrics: a watch was removed.
     fn ended(&mut self, uid: i64);
     /// For metrics: a watch is sent events in a message of so many bytes. `first` is the revision of the first of them, if

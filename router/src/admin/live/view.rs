@@ -1,5 +1,5 @@
-//! One look at the cluster: stores with what they hold, Kinds with their sizes and traffic, moves, clients, slow requests
-//! and alerts, as one JSON object.
+//! One look at the cluster: stores with what they hold, Kinds with their sizes and traffic, moves, decisions of `kindred
+//! advise`, clients, slow requests and alerts, as one JSON object.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,10 +18,12 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::alerts::{Alerts, FailingStep, SeenStore};
+use crate::admin::advice;
 use crate::admin::kinds::{clients, seconds, slow_calls};
 use crate::admin::moves;
 use crate::admin::sizes::load;
 use crate::feeds::Feeds;
+use crate::meta::Cluster;
 use crate::moves::mover::Mover;
 use crate::stores::Store;
 use crate::stores::state::Phase;
@@ -31,7 +33,7 @@ use crate::traffic::samples::Amount;
 
 /// How long a store may take to say its sizes. One that takes longer is shown with its last ones.
 const WITHIN: Duration = Duration::from_millis(1500);
-/// The clients and slow requests of a look.
+/// The clients, slow requests and decisions of a look.
 const TOP: usize = 20;
 
 /// A closure that says something of the router.
@@ -87,6 +89,7 @@ impl View {
             "stores": self.stores(&problems, &seen),
             "kinds": self.kinds(&routes),
             "moves": moves,
+            "advice": newest_advice(&of.mover.keeper.cluster),
             "status": (of.status)(),
             "heldWrites": waits.requests,
         });
@@ -240,6 +243,13 @@ fn of_load(held: &Held) -> Value {
         "checkpointAt": load.checkpoint.as_ref().map(|last| last.finished_at),
         "ageSeconds": held.at.elapsed().as_secs(),
     })
+}
+
+/// The last decisions of `kindred advise`.
+fn newest_advice(cluster: &Cluster) -> Value {
+    let mut kept = advice::all(cluster);
+    kept.truncate(TOP);
+    json!(kept)
 }
 
 /// The steps that fail of moves under way.

@@ -63,6 +63,14 @@ export function clock(seconds) {
   return [at.getHours(), at.getMinutes(), at.getSeconds()].map((n) => String(n).padStart(2, "0")).join(":");
 }
 
+/** The day and the time of day of seconds since the epoch, on this machine's clock. */
+export function moment(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  const at = new Date(seconds * 1000);
+  const day = [at.getFullYear(), at.getMonth() + 1, at.getDate()].map((n) => String(n).padStart(2, "0")).join("-");
+  return `${day} ${clock(seconds)}`;
+}
+
 /** `1 store`, `2 stores`. */
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;

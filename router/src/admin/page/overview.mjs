@@ -1,10 +1,11 @@
-// What is wrong, what the cluster does, its stores, and its moves.
+// What is wrong, what `kindred advise` decided, what the cluster does, its stores, and its moves.
 
 import { Chart } from "./chart.mjs";
 import { el, replaceIfNew, setText } from "./dom.mjs";
-import { bytes, count, duration, plural, rate } from "./format.mjs";
+import { bytes, count, duration, moment, plural, rate } from "./format.mjs";
 import { movesTable } from "./moves.mjs";
 import { storesTable } from "./views.mjs";
+import { adviceOf } from "./words.mjs";
 
 const TILES = [
   ["calls a second", ({ rates }) => rate(rates.kinds.perSecond("*", "calls"))],
@@ -24,6 +25,8 @@ const sum = (rows, of) => rows.reduce((all, row) => all + (of(row) ?? 0), 0);
 export function overview(app) {
   const alerts = el("ul", { id: "alerts", className: "alerts" });
   const well = el("p", { id: "well", className: "well", textContent: "Nothing is wrong." });
+  const advice = el("ul", { id: "advice", className: "advice" });
+  const advised = el("section", { hidden: true }, el("h2", { textContent: "Advice" }), advice);
   const tiles = TILES.map(() => el("dd"));
   const ops = new Chart("Calls in a second", rate);
   const latency = new Chart("Mean time of a call", (millis) => duration(millis / 1000));
@@ -35,6 +38,7 @@ export function overview(app) {
     el("h2", { textContent: "Alerts" }),
     well,
     alerts,
+    advised,
     el("h2", { textContent: "Now" }),
     el(
       "dl",
@@ -62,6 +66,9 @@ export function overview(app) {
       well.hidden = shown.length > 0;
       replaceIfNew(alerts, shown.map(({ id, level, text }) => [id, level, text]), () => shown.map(alert));
       shown.forEach((one, at) => setText(alerts.children[at].lastChild, one.forSeconds ? ` for ${duration(one.forSeconds)}` : ""));
+      const told = state.look.advice ?? [];
+      advised.hidden = told.length === 0;
+      replaceIfNew(advice, told, () => told.map(decision));
       TILES.forEach(([, of], at) => setText(tiles[at], of(state)));
       stores.update(state.look.stores);
       const moving = state.look.moves.filter((move) => !move.over);
@@ -84,6 +91,16 @@ function alert({ level, text }) {
     el("strong", { textContent: word }),
     el("span", { textContent: text }),
     el("span", { className: "muted" }),
+  );
+}
+
+function decision(one) {
+  return el(
+    "li",
+    { data: { outcome: one.outcome } },
+    el("span", { className: "muted", textContent: moment(one.at) }),
+    el("span", { textContent: adviceOf(one) }),
+    el("span", { className: "muted", textContent: `because ${one.why}` }),
   );
 }
 

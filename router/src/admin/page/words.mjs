@@ -1,6 +1,6 @@
 // What the API's objects say, in words. No DOM here.
 
-import { bytes, duration } from "./format.mjs";
+import { bytes, duration, moment } from "./format.mjs";
 
 /** A member of a store with standbys. */
 export function ofMember(member) {
@@ -138,4 +138,16 @@ export function rangesOf(partitions, prefix) {
   if (inside.length) return inside;
   // No partition is of this Kind alone: it is in one with others.
   return partitions.filter((one) => one.start <= prefix && (one.end === null || prefix < one.end));
+}
+
+/** A decision of `kindred advise`. */
+export function adviceOf({ what, outcome, reason, times, first }) {
+  const since = times > 1 ? ` (${times} times since ${moment(first)})` : "";
+  const said = {
+    proposed: `${what}: to be done by hand`,
+    waited: `${what}: not yet, ${reason}`,
+    applied: `${what}: done`,
+    failed: `${what}: failed, ${reason}`,
+  };
+  return (said[outcome] ?? `${what}: ${outcome}`) + since;
 }

@@ -12,7 +12,7 @@ use kindred_partition_config::key::{Key, KeyRange};
 use kindred_partition_config::kind::{KindPrefix, KindScheme};
 use kindred_partition_config::map::{Partition, PartitionMap, Placement, StoreIdx};
 use kindred_wire::kv::{EventRef, EventType, KeyValueRef, encode_key_value};
-use kindred_wire::peek::WatchRequest;
+use kindred_wire::peek::{WatchCreateRequest, WatchRequest};
 
 use super::super::{Ask, Count, FeedNo, FeedReader, Origin, Outside, Rung};
 use crate::cursor::{Limit, Taken};
@@ -419,7 +419,7 @@ impl Outside for Fake {
         self.shown = self.shown.max(revision.get());
     }
 
-    fn begun(&mut self, _uid: i64, _range: (&[u8], &[u8])) {
+    fn begun(&mut self, _uid: i64, _create: &WatchCreateRequest<'_>) {
         self.watchers += 1;
     }
 

@@ -24,7 +24,7 @@ use kindred_router_core::watch_session::{
 };
 use kindred_shard::encode;
 use kindred_shard::etcd_status::not_owned;
-use kindred_wire::peek::WatchRequest;
+use kindred_wire::peek::{WatchCreateRequest, WatchRequest};
 
 use super::{FRAGMENT_BYTES, Router, Session, micros};
 use crate::messages::{Reply, Request, StreamIn, StreamOut};
@@ -250,7 +250,7 @@ impl Outside for Around {
         shown::show(&*self.router, store, spread, revision, generation, now);
     }
 
-    fn begun(&mut self, _: i64, _: (&[u8], &[u8])) {}
+    fn begun(&mut self, _: i64, _: &WatchCreateRequest<'_>) {}
 
     fn ended(&mut self, _: i64) {}
 
