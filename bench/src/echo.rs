@@ -84,6 +84,13 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let others = tower::service_fn(|_| async { Ok::<_, Infallible>(Status::unimplemented("").into_http()) });
     let calls = Echo { page: page(options.value_bytes), nothing: nothing() };
     let served = server::Served::grpc(calls, others);
-    server::serve(incoming, served, server::STREAMS_MAX, drain.stopping()).await;
+    server::serve(
+        incoming,
+        served,
+        server::STREAMS_MAX,
+        kindred_transport::unread::Unread::default(),
+        drain.stopping(),
+    )
+    .await;
     Ok(())
 }

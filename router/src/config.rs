@@ -21,13 +21,16 @@ use kindred_transport::address::Scheme;
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
 use kindred_transport::logging::Format;
+use kindred_transport::memory::limit;
 use kindred_transport::network::Network;
 use kindred_transport::tls::{ClientTls, EtcdTlsArgs, MetaTlsArgs, ServerTls, ServerTlsArgs, StoreTlsArgs};
+use kindred_transport::unread;
 use kindred_transport::who::Secret;
 use kindred_transport::{Endpoint, ListenAddr};
 
 use crate::admission::{self, Admission};
 use crate::feeds;
+use crate::memory;
 use crate::meta::MetaSettings;
 use crate::meta::lineage::Founding;
 use crate::moves;
@@ -105,9 +108,14 @@ pub struct Args {
     /// Long lists that run at once in this router; the others wait in order, taking turns between clients.
     #[arg(long, value_name = "N", default_value_t = Limits::default().lists)]
     pub long_lists: usize,
-    /// Bytes that the answers of long lists that run may be expected to have together. One list always runs.
-    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().bytes)]
-    pub long_list_bytes: u64,
+    /// Bytes that the answers of long lists that run may be expected to have together. One list always runs. [default: 256
+    /// MiB, or an eighth of --memory-bytes if that is less]
+    #[arg(long, value_name = "BYTES")]
+    pub long_list_bytes: Option<u64>,
+    /// Memory that this router may use. Answers that clients have not read yet may hold a quarter of it, and at most 1 GiB.
+    /// [default: the limit of its cgroup, or the memory of the machine]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub memory_bytes: Option<u64>,
     /// File with the secret by which this router shows to its shards and its meta store that it is one (their
     /// --cluster-secret-file).
     #[arg(long, value_name = "FILE")]
@@ -193,6 +201,8 @@ pub struct Settings {
     pub routes: Routes,
     pub feeds: feeds::Options,
     pub admission: Arc<Admission>,
+    /// Of answers that clients have not read yet.
+    pub unread: unread::Limits,
     /// The router's wall clock, which counts in the reference time (R3). An embedding program may set its own.
     pub wall_clock: WallClock,
     /// The sockets to use; only an embedding program sets others.
@@ -253,6 +263,9 @@ impl Args {
             (errors.is_empty(), admin, tls, stores)
         {
             let (stores, default, routes) = placed;
+            let memory = self.memory_bytes.or_else(|| limit::available().map(|memory| memory.bytes));
+            let bounds = memory::bounds(memory);
+            let lists = self.long_list_bytes.unwrap_or(bounds.lists);
             return Ok(Settings {
                 listen,
                 admin,
@@ -293,9 +306,10 @@ impl Args {
                 wall_clock: WallClock::System,
                 admission: Admission::new(
                     self.admission,
-                    Limits { lists: self.long_lists, bytes: self.long_list_bytes, ..Limits::default() },
+                    Limits { lists: self.long_lists, bytes: lists, ..Limits::default() },
                 ),
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
+                unread: unread::Limits { bytes: bounds.unread, ..unread::Limits::default() },
                 network: Network::System,
             });
         }

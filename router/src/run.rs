@@ -14,6 +14,7 @@ use kindred_transport::logging::Process;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
 use kindred_transport::server::Served;
+use kindred_transport::unread::Unread;
 use kindred_transport::{
     ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, logging, server, who,
 };
@@ -186,10 +187,11 @@ pub async fn bind(
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
     let served = Served { calls: kv, services, web: admin::for_clients(web) };
+    let unread = Unread::with(settings.unread);
     for listener in listeners {
         // A stop sends GOAWAY; watch sessions end themselves with Unavailable.
         workers.serve(listener.incoming(drain), drain, |incoming| {
-            server::serve(incoming, served.clone(), server::STREAMS_MAX, drain.stopping())
+            server::serve(incoming, served.clone(), server::STREAMS_MAX, unread.clone(), drain.stopping())
         });
     }
     for listener in probe_listeners {

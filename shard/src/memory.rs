@@ -1,28 +1,15 @@
-//! Finds how much memory a shard may use, and chooses its quota if no flag does: writes are refused as NOSPACE before
-//! the kernel would kill the process.
+//! Chooses the quota of a shard if no flag does, by the memory that it may use: writes are refused as NOSPACE before the
+//! kernel would kill the process.
 
-use std::path::Path;
+use kindred_transport::memory::limit::Memory;
 
 /// Percentage of the memory for data. Indexes, answers in transit and the allocator need the rest.
 const DATA_PERCENT: u64 = 60;
 /// The least quota chosen, since a smaller one would hardly be useful.
 const QUOTA_MIN: u64 = 64 << 20;
 
-/// An amount of memory, and its source.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Memory {
-    pub bytes: u64,
-    /// The kernel's file that states it.
-    pub says: String,
-}
-
-/// The memory limit of this process' cgroup or the machine's memory, whichever is lower; `None` if neither is known.
-#[must_use]
-pub fn available() -> Option<Memory> {
-    let cgroups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let read = |path: &Path| std::fs::read_to_string(path).ok();
-    limit(&cgroups, read).into_iter().chain(machine(read)).min_by_key(|memory| memory.bytes)
-}
+/// The part of the memory that answers may hold which their clients do not read.
+const UNREAD_PART: u64 = 8;
 
 /// The quota of each of `shards` that share this memory.
 #[must_use]
@@ -30,87 +17,34 @@ pub fn quota(memory: &Memory, shards: u32) -> u64 {
     (memory.bytes / 100 * DATA_PERCENT / u64::from(shards.max(1))).max(QUOTA_MIN)
 }
 
-/// The lowest limit from this process' cgroup up to the root, for cgroups of either version.
-fn limit(cgroups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
-    let mut lowest: Option<Memory> = None;
-    for line in cgroups.lines() {
-        let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next()) else {
-            continue;
-        };
-        let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            all if all.split(',').any(|one| one == "memory") => {
-                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
-            }
-            _ => continue,
-        };
-        // In a container the path may be that of the host, of which only the root is visible.
-        let inner = Path::new(path.trim_start_matches('/'));
-        for dir in inner.ancestors() {
-            let at = Path::new(root).join(dir).join(file);
-            let bytes = read(&at).and_then(|text| text.trim().parse::<u64>().ok());
-            if let Some(bytes) = bytes.filter(|bytes| lowest.as_ref().is_none_or(|low| *bytes < low.bytes)) {
-                lowest = Some(Memory { bytes, says: at.display().to_string() });
-            }
-        }
-    }
-    lowest
-}
-
-fn machine(read: impl Fn(&Path) -> Option<String>) -> Option<Memory> {
-    const FILE: &str = "/proc/meminfo";
-    let text = read(Path::new(FILE))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Memory { bytes: kib.saturating_mul(1024), says: FILE.to_owned() })
+/// The most memory that unread answers of each of `shards` may hold, unless that would be more than the usual bound.
+#[must_use]
+pub fn unread(memory: Option<&Memory>, shards: u32, usual: usize) -> usize {
+    let part = memory.map(|memory| memory.bytes / UNREAD_PART / u64::from(shards.max(1)));
+    part.and_then(|part| usize::try_from(part).ok()).map_or(usual, |part| part.min(usual))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
-
     use super::*;
 
-    fn limit_of(cgroups: &str, files: &[(&str, &str)]) -> Option<(u64, String)> {
-        let files: HashMap<&str, &str> = files.iter().copied().collect();
-        let read = |path: &Path| files.get(path.to_str()?).map(|text| (*text).to_owned());
-        limit(cgroups, read).map(|memory| (memory.bytes, memory.says))
-    }
-
-    #[test]
-    fn f41_the_lowest_limit_of_either_kind_of_cgroup_counts() {
-        let second = [
-            ("/sys/fs/cgroup/kubepods/pod1/memory.max", "1000\n"),
-            ("/sys/fs/cgroup/kubepods/pod1/c/memory.max", "max\n"),
-            ("/sys/fs/cgroup/kubepods/memory.max", "5000\n"),
-        ];
-        let says = "/sys/fs/cgroup/kubepods/pod1/memory.max".to_owned();
-        assert_eq!(limit_of("0::/kubepods/pod1/c\n", &second), Some((1000, says)));
-        let first = [
-            ("/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "700"),
-            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712"),
-        ];
-        let says = "/sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes".to_owned();
-        assert_eq!(limit_of("5:cpu:/docker/x\n4:memory:/docker/x\n", &first), Some((700, says)));
-        // Inside a container only the root of the tree is visible.
-        let seen = [("/sys/fs/cgroup/memory.max", "800")];
-        assert_eq!(
-            limit_of("0::/system.slice/x", &seen),
-            Some((800, "/sys/fs/cgroup/memory.max".to_owned()))
-        );
-        assert_eq!(limit_of("0::/\n", &[("/sys/fs/cgroup/memory.max", "max")]), None);
-        assert_eq!(limit_of("nonsense", &[]), None);
+    fn memory(bytes: u64) -> Memory {
+        Memory { bytes, says: String::new() }
     }
 
     #[test]
     fn f41_a_quota_is_a_part_of_the_memory_and_shared() {
-        let memory = machine(|_| Some("MemFree: 1 kB\nMemTotal:   16777216 kB\n".to_owned())).unwrap();
-        assert_eq!(memory.bytes, 16 << 30);
-        let (one, five) = (quota(&memory, 1), quota(&memory, 5));
-        assert!(one < memory.bytes * 2 / 3 && one > memory.bytes / 2);
+        let (one, five) = (quota(&memory(16 << 30), 1), quota(&memory(16 << 30), 5));
+        assert!(one < (16 << 30) * 2 / 3 && one > 8 << 30);
         assert_eq!(five, one / 5);
-        assert_eq!(quota(&Memory { bytes: 1000, says: String::new() }, 1), QUOTA_MIN);
-        assert!(available().is_some_and(|memory| memory.bytes > 0), "this machine has some");
+        assert_eq!(quota(&memory(1000), 1), QUOTA_MIN);
+    }
+
+    #[test]
+    fn unread_answers_hold_less_where_there_is_little() {
+        assert_eq!(unread(Some(&memory(16 << 30)), 1, 1 << 30), 1 << 30);
+        assert_eq!(unread(Some(&memory(1 << 30)), 1, 1 << 30), 128 << 20);
+        assert_eq!(unread(Some(&memory(1 << 30)), 4, 1 << 30), 32 << 20);
+        assert_eq!(unread(None, 4, 1 << 30), 1 << 30);
     }
 }

@@ -23,10 +23,12 @@ use kindred_transport::{
     connect::{ConnectOptions, Connector},
     listener::{ListenOptions, Listener},
     logging::{self, Format, Logging, Process},
+    memory::limit,
     network::Network,
     serve::{Drain, Drained},
     server::{self, Served},
     tls::ServerTls,
+    unread::{self, Unread},
     who,
     workers::Workers,
 };
@@ -224,9 +226,12 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         (services, probes.clone().routes().merge(gateway))
     };
     let served = Served { calls, services, web: for_clients(web) };
+    let usual = unread::Limits::default();
+    let bytes = memory::unread(limit::available().as_ref(), settings.memory_shared_by, usual.bytes);
+    let unread = Unread::with(unread::Limits { bytes, ..usual });
     for listener in listeners {
         workers.serve(listener.incoming(&drain), &drain, |incoming| {
-            server::serve(incoming, served.clone(), settings.streams_max, drain.stopping())
+            server::serve(incoming, served.clone(), settings.streams_max, unread.clone(), drain.stopping())
         });
     }
     let admin_endpoint = admin.local_endpoint().clone();
@@ -422,7 +427,7 @@ pub(crate) fn quota(settings: &Settings) -> u64 {
     if let Some(chosen) = settings.quota_bytes {
         return chosen;
     }
-    let Some(memory) = memory::available() else {
+    let Some(memory) = limit::available() else {
         tracing::warn!("how much memory there is cannot be read: no quota; see --quota-backend-bytes");
         return 0;
     };

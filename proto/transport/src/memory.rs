@@ -1,5 +1,6 @@
 //! Sets up how a process gets memory from the system and returns it.
 
+pub mod limit;
 mod purge;
 
 /// Sets up memory as kindred's servers need it: small pages, and a thread that returns freed memory.

@@ -98,18 +98,18 @@ impl<U, S> Served<U, S> {
 }
 
 /// Serves connections until `stopping` is cancelled. Then it accepts no more, sends clients GOAWAY, and returns
-/// when the last connection has ended.
+/// when the last connection has ended. Long answers of all calls with the same `unread` are bounded together.
 pub async fn serve<U, S>(
     incoming: Incoming,
     served: Served<U, S>,
     streams_max: u32,
+    unread: Unread,
     stopping: CancellationToken,
 ) where
     U: UnaryCalls,
     S: Services,
 {
     let builder = settings(streams_max);
-    let unread = Unread::default();
     let connections = TaskTracker::new();
     {
         let mut incoming = pin!(incoming);

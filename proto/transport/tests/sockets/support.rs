@@ -12,6 +12,7 @@ use kindred_proto::etcdserverpb::cluster_server::{Cluster, ClusterServer};
 use kindred_proto::etcdserverpb::{Member, MemberListRequest, MemberListResponse};
 use kindred_proto::raw::watch::watch_server::{Watch, WatchServer};
 use kindred_transport::tls::{ClientTls, ServerTls};
+use kindred_transport::unread::Unread;
 use kindred_transport::{
     ConnectionInfo, Connector, Drain, Endpoint, ListenAddr, ListenOptions, Listener, server,
 };
@@ -92,6 +93,7 @@ impl Server {
             incoming,
             server::Served::grpc((), services),
             server::STREAMS_MAX,
+            Unread::default(),
             stopping,
         ));
         Self { endpoint, drain, waiting, task }

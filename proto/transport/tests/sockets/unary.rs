@@ -16,6 +16,7 @@ use kindred_transport::listener::Incoming;
 use kindred_transport::metrics::calls::{self, Calls};
 use kindred_transport::unary::UnaryCalls;
 use kindred_transport::unary::long::Message;
+use kindred_transport::unread::Unread;
 use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, server};
 use kindred_wire::rope::Rope;
 use tokio::net::TcpStream;
@@ -132,6 +133,7 @@ async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
         incoming,
         server::Served::grpc(calls, services),
         server::STREAMS_MAX,
+        Unread::default(),
         drain.stopping(),
     ));
     (endpoint, drain)

@@ -6,6 +6,7 @@ use axum::routing::{get, post};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kindred_transport::listener::ConnectionInfo;
+use kindred_transport::unread::Unread;
 use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -23,7 +24,13 @@ async fn start() -> (Endpoint, Drain) {
     };
     let web = axum::Router::new().route("/page", get(page)).route("/echo", post(async |body: String| body));
     let served = server::Served { calls: (), services: Routes::default(), web };
-    drain.spawn(server::serve(listener.incoming(&drain), served, server::STREAMS_MAX, drain.stopping()));
+    drain.spawn(server::serve(
+        listener.incoming(&drain),
+        served,
+        server::STREAMS_MAX,
+        Unread::default(),
+        drain.stopping(),
+    ));
     (endpoint, drain)
 }
 

@@ -7,6 +7,7 @@ use kindred_proto::etcdserverpb::cluster_server::{Cluster, ClusterServer};
 use kindred_proto::etcdserverpb::{Member, MemberListRequest, MemberListResponse};
 use kindred_transport::auto_tls;
 use kindred_transport::tls::{ClientTls, ServerTls};
+use kindred_transport::unread::Unread;
 use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, Workers, server};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
@@ -38,7 +39,7 @@ async fn start(address: &ListenAddr, options: ListenOptions) -> (Endpoint, Drain
     let services = Routes::new(ClusterServer::new(Where));
     workers.serve(listener.incoming(&drain), &drain, |incoming| {
         let served = server::Served::grpc((), services.clone());
-        server::serve(incoming, served, server::STREAMS_MAX, drain.stopping())
+        server::serve(incoming, served, server::STREAMS_MAX, Unread::default(), drain.stopping())
     });
     (endpoint, drain)
 }
