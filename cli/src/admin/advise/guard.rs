@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::rules::Proposal;
+use super::rules::{Proposal, Subject};
 
 const DAY: u64 = 24 * 3600;
 
@@ -63,8 +63,8 @@ pub enum Decision {
 #[derive(Debug)]
 pub struct Guard {
     limits: Limits,
-    /// The first proposal of the last look, and in how many looks in a row it was.
-    seen: Option<(String, u32)>,
+    /// The first change that the last look proposed, and in how many looks in a row it was.
+    seen: Option<(Subject, u32)>,
     /// The times of changes, in seconds since the Unix epoch.
     made: VecDeque<u64>,
 }
@@ -77,21 +77,22 @@ impl Guard {
 
     /// Decides after a look. A change that is decided on counts, even if the router then refuses it.
     pub fn decide(&mut self, now: u64, proposals: &[Proposal], under_way: &[String]) -> Decision {
-        let Some(at) = proposals.iter().position(|proposal| proposal.change.is_some()) else {
+        let mut changes = proposals.iter().enumerate();
+        let first = changes.find_map(|(at, proposal)| Some((at, proposal.change.as_ref()?.subject())));
+        let Some((at, subject)) = first else {
             self.seen = None;
             return Decision::Nothing;
         };
-        let what = &proposals[at].what;
         if let Some(id) = under_way.first() {
             // The load is not that of a cluster at rest.
             self.seen = None;
             return Decision::Wait(format!("move {id} is under way"));
         }
         let looks = match &self.seen {
-            Some((last, looks)) if last == what => looks + 1,
+            Some((last, looks)) if *last == subject => looks + 1,
             _ => 1,
         };
-        self.seen = Some((what.clone(), looks));
+        self.seen = Some((subject, looks));
         if looks < self.limits.looks {
             return Decision::Wait(format!("seen in {looks} of {} looks in a row", self.limits.looks));
         }
@@ -146,6 +147,18 @@ mod tests {
         assert!(waits(&guard.decide(0, &pods, &[]), "2 of 3"));
         assert_eq!(guard.decide(0, &pods, &[]), Decision::Make(0));
         assert!(waits(&guard.decide(0, &pods, &[]), "1 of 3"), "after a change it looks anew");
+    }
+
+    #[test]
+    fn two_stores_that_could_take_a_kind_equally_well_do_not_hold_it_back() {
+        let mut guard = guard(None);
+        let to = |store: &str| {
+            let change = Some(Change::Move { kind: "pods".to_owned(), to: store.to_owned() });
+            [Proposal { change, what: format!("move pods to {store}"), ..proposal("pods") }]
+        };
+        assert!(waits(&guard.decide(0, &to("b"), &[]), "1 of 3"));
+        assert!(waits(&guard.decide(0, &to("c"), &[]), "2 of 3"));
+        assert_eq!(guard.decide(0, &to("b"), &[]), Decision::Make(0));
     }
 
     #[test]

@@ -27,10 +27,27 @@ pub enum Change {
     Merge { kind: String },
 }
 
+/// What a change does to which Kind, whatever the store: of two that could take a Kind equally well, each look may name the
+/// other one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subject(&'static str, String);
+
+impl Change {
+    #[must_use]
+    pub fn subject(&self) -> Subject {
+        let (verb, kind) = match self {
+            Self::Move { kind, .. } => ("move", kind),
+            Self::Ring { kind, .. } => ("spread", kind),
+            Self::Merge { kind } => ("merge", kind),
+        };
+        Subject(verb, kind.clone())
+    }
+}
+
 /// Something to do.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
-    /// What to do, in a few words. The same from look to look.
+    /// What to do, in a few words.
     pub what: String,
     pub why: String,
     /// What is expected of it.
