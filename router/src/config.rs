@@ -34,6 +34,7 @@ use crate::memory;
 use crate::meta::MetaSettings;
 use crate::meta::lineage::Founding;
 use crate::moves;
+use crate::spans::{self, SpanArgs};
 use crate::stores::StoreSpec;
 use kindred_router_core::routes::Routes;
 
@@ -105,6 +106,8 @@ pub struct Args {
     /// Whether long lists wait for their turn: `enforce`, `observe` (metrics tell which would wait) or `off`.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = admission::Mode::Enforce)]
     pub admission: admission::Mode,
+    #[command(flatten)]
+    pub spans: SpanArgs,
     /// Long lists that run at once in this router; the others wait in order, taking turns between clients.
     #[arg(long, value_name = "N", default_value_t = Limits::default().lists)]
     pub long_lists: usize,
@@ -201,6 +204,8 @@ pub struct Settings {
     pub routes: Routes,
     pub feeds: feeds::Options,
     pub admission: Arc<Admission>,
+    /// Where spans of calls go.
+    pub spans: Option<spans::Settings>,
     /// Of answers that clients have not read yet.
     pub unread: unread::Limits,
     /// The router's wall clock, which counts in the reference time (R3). An embedding program may set its own.
@@ -255,12 +260,17 @@ impl Args {
         let secret = self.cluster_secret_file.as_deref();
         let secret = secret.and_then(|path| errors.keep(Secret::read("--cluster-secret-file", path)));
         let meta = self.meta_settings(&mut errors);
+        let spans = errors.keep(self.spans.settings(&self.name));
         let stores = self
             .file(&mut errors)
             .and_then(|config| Some((placed(&config, meta.is_some(), &mut errors)?, config)));
-        let tls = tls.zip(store_tls).zip(meta_tls).zip(etcd_tls);
-        if let (true, Some(admin), Some((((tls, store_tls), meta_tls), etcd_tls)), Some((placed, config))) =
-            (errors.is_empty(), admin, tls, stores)
+        let tls = tls.zip(store_tls).zip(meta_tls).zip(etcd_tls).zip(spans);
+        if let (
+            true,
+            Some(admin),
+            Some(((((tls, store_tls), meta_tls), etcd_tls), spans)),
+            Some((placed, config)),
+        ) = (errors.is_empty(), admin, tls, stores)
         {
             let (stores, default, routes) = placed;
             let memory = self.memory_bytes.or_else(|| limit::available().map(|memory| memory.bytes));
@@ -309,6 +319,7 @@ impl Args {
                     Limits { lists: self.long_lists, bytes: lists, ..Limits::default() },
                 ),
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
+                spans,
                 unread: unread::Limits { bytes: bounds.unread, ..unread::Limits::default() },
                 network: Network::System,
             });

@@ -30,6 +30,7 @@ use crate::meta::lineage::Founding;
 use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
 use crate::routing::Routing;
+use crate::spans::Spans;
 use crate::stores::Stores;
 
 /// How long clients get to go elsewhere when the router stops.
@@ -181,6 +182,10 @@ pub async fn bind(
         }
     };
     let _ = tokio::time::timeout(FIRST_HANDSHAKES, known).await;
+    if let Some(spans) = settings.spans {
+        // This is the first call, so there are none yet.
+        let _ = app.traffic.spans.set(Spans::start(spans));
+    }
     let kv = app.kv(settings.max_request_bytes);
     let services = Recipes::around(app.services(&kv));
     let parts = app.admin(mover, &kv);

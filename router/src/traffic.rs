@@ -12,7 +12,7 @@ pub mod slow;
 pub mod trace;
 pub mod watches;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::admission::Holding;
+use crate::spans::{self, Spans};
 use clients::{Clients, OpenConnection};
 use kinds::{KindTraffic, Kinds};
 use samples::Samples;
@@ -42,6 +43,8 @@ pub struct Traffic {
     pub samples: Samples,
     pub slow: SlowCalls,
     pub tracers: Tracers,
+    /// Where spans go, if they are asked for.
+    pub spans: OnceLock<Spans>,
 }
 
 impl Traffic {
@@ -76,6 +79,7 @@ impl Traffic {
             began: Instant::now(),
             sent: 0,
             ended: false,
+            span: None,
         }
     }
 }
@@ -102,6 +106,8 @@ pub struct Counting {
     /// Bytes of the answer.
     sent: u64,
     ended: bool,
+    /// If the call is recorded for distributed tracing.
+    pub span: Option<spans::Begun>,
 }
 
 impl Counting {
@@ -146,9 +152,27 @@ impl Counting {
         if took >= slow::SLOW {
             self.note_slow(code, took);
         }
+        if let (Some(span), Some(spans)) = (self.span.take(), self.traffic.spans.get()) {
+            self.record(spans, span, (code, message), took);
+        }
         if self.traffic.tracers.any() {
             self.trace(code, took, message, answer);
         }
+    }
+
+    #[cold]
+    fn record(&self, spans: &Spans, span: spans::Begun, (code, message): (Code, &str), took: Duration) {
+        let ended = spans::Ended {
+            method: self.call.name(),
+            kind: &self.kind.name,
+            verb: self.verb.label(),
+            client: self.client(),
+            code,
+            message,
+            took,
+            answer_bytes: self.sent,
+        };
+        spans.end(span, &ended);
     }
 
     #[cold]

@@ -32,6 +32,7 @@ mod replace;
 mod replay;
 mod slow_disk;
 mod snapshots;
+mod spans;
 mod spread;
 mod stalled;
 mod tls;

@@ -49,6 +49,20 @@ pub enum Call {
     Txn,
 }
 
+impl Call {
+    /// The name of the method.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Range => "Range",
+            Self::RangeStream => "RangeStream",
+            Self::Put => "Put",
+            Self::DeleteRange => "DeleteRange",
+            Self::Txn => "Txn",
+        }
+    }
+}
+
 /// How to carry out a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {

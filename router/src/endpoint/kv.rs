@@ -162,7 +162,10 @@ impl Kv {
     fn counting(&self, method: Call, request: &Request<Bytes>) -> Counting {
         let clients = &self.with.traffic.clients;
         let client = self.client.clone().unwrap_or_else(|| clients.of_call(request.extensions()));
-        self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client)
+        let mut counting =
+            self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client);
+        counting.span = self.with.traffic.spans.get().and_then(|spans| spans.begin(request.metadata()));
+        counting
     }
 
     /// For tonic, which takes an answer in one piece.
