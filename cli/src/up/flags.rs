@@ -2,7 +2,7 @@
 //! command lines of `kindred shard` and `kindred router`. The available flags are derived from those command lines,
 //! so that none can be forgotten.
 
-use clap::{ArgAction, Args as _, Command};
+use clap::{Arg, ArgAction, Args as _, Command};
 use kindred_partition_config::errors::Errors;
 use kindred_partition_config::model::{Flags, UpConfig};
 use serde_json::Value;
@@ -129,6 +129,11 @@ impl Process {
     }
 }
 
+/// Whether a flag takes `true` and `false` as its value.
+fn is_yes_or_no(arg: &Arg) -> bool {
+    arg.get_possible_values().iter().any(|value| value.get_name() == "true")
+}
+
 /// The command-line words for the flags of a process, sorted by flag.
 ///
 /// # Errors
@@ -154,6 +159,9 @@ fn words(field: &str, process: Process, flags: &Flags) -> Result<Vec<String>, Er
                 Value::Bool(false) => {}
                 other => errors.push(format!("{field}: {other} is neither true nor false")),
             },
+            (Some(arg), None) if value.is_boolean() && is_yes_or_no(arg) => {
+                words.push(format!("--{name}={value}"));
+            }
             (Some(_), None) => match text(value) {
                 Some(text) => words.push(format!("--{name}={text}")),
                 None => errors.push(format!("{field}: {value} is no value for it")),
@@ -338,7 +346,7 @@ mod tests {
         let section = section(
             "shard: {durability: fsync, durability-of: {events: none, leases: none}, max-txn-ops: 256}\n\
              stores: {pods: {durability: buffered, accept-data-loss: true}, nodes: {accept-data-loss: false}}\n\
-             meta: {accept-data-loss: true}\nrouter: {revision-scope: global, reverse-window: 60}\n",
+             meta: {accept-data-loss: true}\nrouter: {revision-scope: global, reverse-window: 60, enable-distributed-tracing: true}\n",
         );
         assert_eq!(check(&section, &["pods".to_owned(), "nodes".to_owned()]), Errors::default());
         let others = ["--durability=fsync", "--durability-of=events=none,leases=none", "--max-txn-ops=256"];
@@ -347,7 +355,10 @@ mod tests {
         let pods = of_shard(&section, "pods").unwrap();
         assert_eq!(pods[..2], ["--accept-data-loss", "--durability=buffered"]);
         assert_eq!(of_meta(&section).unwrap(), ["--accept-data-loss"]);
-        assert_eq!(of_router(&section).unwrap(), ["--reverse-window=60", "--revision-scope=global"]);
+        assert_eq!(
+            of_router(&section).unwrap(),
+            ["--enable-distributed-tracing=true", "--reverse-window=60", "--revision-scope=global"]
+        );
     }
 
     #[test]
