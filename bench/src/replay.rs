@@ -43,7 +43,7 @@ pub struct Options {
     endpoint: String,
     #[command(flatten)]
     tls: ClientTlsArgs,
-    /// How fast: 2 for twice as fast as recorded, max without the recorded intervals.
+    /// Divides the recorded intervals: 2 replays twice as fast; max leaves them out.
     #[arg(long, default_value = "1", value_parser = Speed::parse)]
     speed: Speed,
     /// The most connections; each connection of a client in the trace has one, or shares one.

@@ -60,7 +60,7 @@ pub struct Recorded {
     pub begins: u64,
     pub ends: u64,
     pub code: String,
-    /// Whether the compares of a transaction held.
+    /// It tells whether the compares of a transaction held.
     pub succeeded: Option<bool>,
     /// The revision in the answer.
     pub revision: Option<i64>,
@@ -81,7 +81,7 @@ impl Recorded {
 /// Reads a line with this number.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The line's number, its mistake, and what to do.
 pub fn read(text: &str, number: usize) -> anyhow::Result<Recorded> {
     let line: Line = serde_json::from_str(text).map_err(|wrong| {
         let what = match wrong.is_eof() {

@@ -1,4 +1,4 @@
-//! What another store has instead of the recorded leases and revisions.
+//! This table gives, for each recorded lease and revision, the one that the other store has in its place.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,12 +7,12 @@ use kindred_proto::etcdserverpb::{self as pb, compare, request_op};
 
 use super::line::{Recorded, Request};
 
-/// What an answer says that later requests need.
+/// The parts of an answer that later requests need.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
     /// In its header; 0 if there is none.
     pub revision: i64,
-    /// Whether the compares of a transaction held.
+    /// It tells whether the compares of a transaction held.
     pub succeeded: Option<bool>,
     /// The lease that was granted.
     pub lease: i64,

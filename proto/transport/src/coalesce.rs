@@ -97,7 +97,7 @@ impl<T> Coalesce<T> {
 
     /// Pending when this turn's budget is used up, until the runtime has looked for what arrived meanwhile.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        ready!(self.rest.poll_over());
+        ready!(self.rest.poll_over(cx));
         if coop::has_budget_remaining() {
             return Poll::Ready(());
         }

@@ -5,10 +5,13 @@
 //! nothing that came in is noticed. A task that yields is continued after the next look, but any other task may wake it
 //! before. [`Rest`] is over only after that look.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+
+use futures_util::task::AtomicWaker;
 
 /// Whether a task rests, and until when.
 #[derive(Debug, Default)]
@@ -17,7 +20,8 @@ pub(crate) struct Rest(Option<Arc<Look>>);
 #[derive(Debug)]
 struct Look {
     happened: AtomicBool,
-    task: Waker,
+    /// That of the last poll.
+    task: AtomicWaker,
 }
 
 impl Wake for Look {
@@ -27,14 +31,15 @@ impl Wake for Look {
 
     fn wake_by_ref(self: &Arc<Self>) {
         self.happened.store(true, Ordering::Release);
-        self.task.wake_by_ref();
+        self.task.wake();
     }
 }
 
 impl Rest {
     /// Begins a rest. The task of this context is woken at its end.
     pub(crate) fn begin(&mut self, cx: &mut Context<'_>) {
-        let look = Arc::new(Look { happened: AtomicBool::new(false), task: cx.waker().clone() });
+        let look = Arc::new(Look { happened: AtomicBool::new(false), task: AtomicWaker::new() });
+        look.task.register(cx.waker());
         let waker = Waker::from(look.clone());
         // The first poll hands the waker over, so the future need not be kept.
         let yields = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
@@ -43,19 +48,32 @@ impl Rest {
     }
 
     /// Pending during a rest.
-    pub(crate) fn poll_over(&mut self) -> Poll<()> {
-        if self.0.as_ref().is_some_and(|look| !look.happened.load(Ordering::Acquire)) {
-            return Poll::Pending;
+    pub(crate) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(look) = &self.0 {
+            look.task.register(cx.waker());
+            if !look.happened.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+            self.0 = None;
         }
-        self.0 = None;
         Poll::Ready(())
     }
+}
+
+/// Rests once.
+pub(crate) async fn rest() {
+    let mut rest = Rest::default();
+    poll_fn(|cx| {
+        rest.begin(cx);
+        Poll::Ready(())
+    })
+    .await;
+    poll_fn(|cx| rest.poll_over(cx)).await;
 }
 
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::future::poll_fn;
     use std::io::Write as _;
     use std::rc::Rc;
 
@@ -86,7 +104,7 @@ mod tests {
                 poll_fn(|cx| {
                     // As another task would.
                     cx.waker().wake_by_ref();
-                    if rest.poll_over().is_pending() {
+                    if rest.poll_over(cx).is_pending() {
                         return Poll::Pending;
                     }
                     turns.set(turns.get() + 1);
@@ -104,16 +122,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rest_ends() {
-        let mut rest = Rest::default();
-        assert!(rest.poll_over().is_ready(), "none has begun");
+    async fn a_rest_ends_and_wakes_whoever_polled_last() {
         poll_fn(|cx| {
-            rest.begin(cx);
+            assert!(Rest::default().poll_over(cx).is_ready(), "none has begun");
             Poll::Ready(())
         })
         .await;
-        assert!(rest.poll_over().is_pending());
-        poll_fn(|_| rest.poll_over()).await;
-        assert!(rest.poll_over().is_ready());
+        let mut rest = Rest::default();
+        // Another task begins it than the one that waits for its end.
+        rest.begin(&mut Context::from_waker(Waker::noop()));
+        assert!(rest.poll_over(&mut Context::from_waker(Waker::noop())).is_pending());
+        poll_fn(|cx| rest.poll_over(cx)).await;
+        super::rest().await;
     }
 }

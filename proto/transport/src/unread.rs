@@ -215,7 +215,7 @@ impl Drop for UnreadBody {
 impl UnreadBody {
     /// The next frame, polled when HTTP/2 has room for one.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Piece>, Status>>> {
-        ready!(self.rest.poll_over());
+        ready!(self.rest.poll_over(cx));
         let mut state = self.answer.lock();
         let next = match &mut state.source {
             Source::Message(message) => match message.next_piece() {

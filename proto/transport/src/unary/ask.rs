@@ -21,6 +21,7 @@ use super::GRPC;
 use super::message::MessageError;
 use super::pieces::PieceReader;
 use crate::grpc;
+use crate::rest::rest;
 
 /// Bytes of an answer after which others have their turn.
 const REST_BYTES: usize = 256 << 10;
@@ -59,7 +60,7 @@ where
                 // other sockets first.
                 if taken >= REST_BYTES {
                     taken = 0;
-                    tokio::task::yield_now().await;
+                    rest().await;
                 }
             }
             Err(frame) => status = frame.trailers_ref().and_then(Status::from_header_map),

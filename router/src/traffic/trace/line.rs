@@ -175,7 +175,7 @@ pub struct TraceLine {
     /// The revision in the answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// Whether the compares of a transaction held.
+    /// It tells whether the compares of a transaction held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub succeeded: Option<bool>,
     /// The lease that was granted, revoked or renewed.
