@@ -42,9 +42,7 @@ fn config(default: &str, single: &str, pair: &str) -> Value {
             "ring": { "stores": [DEFAULT, SINGLE] },
         })
     };
-    let store = |name: &str, slot: u16, address: &str| {
-        json!({ "name": name, "slot": slot, "endpoints": [format!("http://{address}")] })
-    };
+    let store = |name: &str, slot: u16, address: &str| json!({ "name": name, "slot": slot, "endpoints": [format!("http://{address}")] });
     json!({
         "default": DEFAULT,
         "stores": [store(DEFAULT, 1, default), store(SINGLE, 2, single), store(PAIR, 3, pair)],
@@ -129,7 +127,6 @@ pub struct Store {
 
 /// The cluster.
 pub struct Cluster {
-    pub builds: Builds,
     pub meta: Store,
     pub default: Store,
     pub single: Store,
@@ -211,8 +208,7 @@ impl Cluster {
         }
         let second = start.store("second", PAIR, 3, &[&format!("--standby-of={}", first.url)]).await?;
         let members = vec![first, second];
-        let cluster =
-            Self { builds: builds.clone(), meta, default, single, members, routers, stop: start.stop };
+        let cluster = Self { meta, default, single, members, routers, stop: start.stop };
         let admin = &cluster.routers[0].admin;
         let path = format!("/api/v1/servicegroups/{PAIR}");
         let mut group = admin.ok("GET", &path, &json!({})).await?;

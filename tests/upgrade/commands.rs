@@ -47,15 +47,14 @@ pub async fn work(dir: &Path, builds: &Builds) -> anyhow::Result<()> {
         for store in [DEFAULT, SINGLE, PAIR] {
             ensure!(status.lines().any(|line| line.starts_with(store)), "no store {store}: {status}");
         }
-        let shown = kindred(builds, other, at, &["get", "datapartitionconfigs", "-o", "json"]).await?;
-        let shown: Value = serde_json::from_str(&shown)?;
-        ensure!(shown.to_string().contains("secrets"), "{shown}");
         let to = stores.next().context("a store")?;
         kindred(builds, other, at, &["move", "secrets", "--to", to]).await?;
         kindred(builds, other, at, &["move", "complete"]).await?;
+        let get = ["get", "datapartitionconfigs", "secrets", "-o", "json"];
+        let shown: Value = serde_json::from_str(&kindred(builds, other, at, &get).await?)?;
+        ensure!(shown.to_string().contains(&format!("\"serviceGroupId\":\"{to}\"")), "{shown}");
         let map = kindred(builds, other, at, &["get", "partitions"]).await?;
-        let line = map.lines().find(|line| line.contains("secrets")).with_context(|| map.clone())?;
-        ensure!(line.contains(to), "secrets are to be on {to}: {line}");
+        ensure!(map.contains("/registry/secrets"), "{map}");
         let said = kindred(builds, other, at, &["store", "failover", PAIR]).await?;
         ensure!(said.contains("is served by"), "{said}");
         cluster.in_sync().await?;

@@ -76,15 +76,10 @@ impl Leases {
         let request = LeaseGrantRequest { ttl, id: 0 };
         let id = client.lease.clone().lease_grant(request).await.context("granting")?.into_inner().id;
         self.granted += 1;
-        let keys: Vec<String> =
-            KINDS.iter().map(|kind| format!("{kind}leased/{}", self.granted)).collect();
+        let keys: Vec<String> = KINDS.iter().map(|kind| format!("{kind}leased/{}", self.granted)).collect();
         for key in &keys {
-            let put = PutRequest {
-                key: key.clone().into(),
-                value: "x".into(),
-                lease: id,
-                ..Default::default()
-            };
+            let put =
+                PutRequest { key: key.clone().into(), value: "x".into(), lease: id, ..Default::default() };
             client.kv.clone().put(put).await.with_context(|| format!("{key} with a lease"))?;
         }
         Ok(Lease { id, keys })

@@ -220,7 +220,8 @@ impl Follower {
 
     /// Waits until the watch has shown the last write of every key. Returns its last revision.
     async fn caught_up(&self, there: &BTreeMap<String, At>) -> anyhow::Result<i64> {
-        let waited = wait_for(&format!("{} to have everything", self.who()), LIMIT, || async {
+        let what = format!("{} to have everything", self.who());
+        let waited = wait_for(&what, LIMIT, || async {
             let shown = self.shown.lock();
             ensure!(shown.complaints.is_empty(), "{}: {}", self.who(), shown.complaints.join("\n"));
             Ok((shown.last == *there).then_some(()))
@@ -238,7 +239,11 @@ impl Follower {
             ensure!(*revision >= before, "{} shows {key} at {revision} after {before}", self.who());
             before = *revision;
             let again = once.insert((key, *number), *revision);
-            ensure!(again.is_none(), "{} shows {key} {number} twice: at {again:?} and {revision}", self.who());
+            ensure!(
+                again.is_none(),
+                "{} shows {key} {number} twice: at {again:?} and {revision}",
+                self.who()
+            );
         }
         let known = shared.known.lock();
         for (key, known) in known.iter().filter(|(key, _)| key.starts_with(self.kind)) {
@@ -289,8 +294,7 @@ async fn follow(client: Client, kind: &'static str, mut from: i64, shown: Arc<Mu
             ..Default::default()
         };
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        let requests =
-            futures_util::StreamExt::chain(tokio_stream::iter([create]), tokio_stream::pending());
+        let requests = futures_util::StreamExt::chain(tokio_stream::iter([create]), tokio_stream::pending());
         if let Ok(answers) = client.watch.clone().watch(requests).await {
             let mut answers = answers.into_inner();
             while let Ok(Some(answer)) = answers.message().await {

@@ -114,10 +114,7 @@ impl Load {
             complaints.extend(self.recorder.why_unknown());
             let path = dir.join("history.jsonl");
             std::fs::write(&path, history.to_json_lines()?)?;
-            std::fs::write(
-                dir.join("assumptions.json"),
-                r#"{"order":"per_kind","spread":true,"gaps":[]}"#,
-            )?;
+            std::fs::write(dir.join("assumptions.json"), r#"{"order":"per_kind","spread":true,"gaps":[]}"#)?;
             bail!(
                 "{}\nthe history is {path}\ncheck it again: KINDRED_GUARANTEES_HISTORY={path} cargo test -p \
                  kindred-tests --test guarantees replay -- --nocapture",
