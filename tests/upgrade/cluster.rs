@@ -98,6 +98,11 @@ impl Server {
         self.is_of(build).await
     }
 
+    /// Asks the process to end. Its supervisor starts it again.
+    pub async fn stop(&self) -> anyhow::Result<()> {
+        self.process.lock().await.stop().await.map(drop)
+    }
+
     /// Waits until the process is of a build, and ready.
     pub async fn is_of(&self, build: Build) -> anyhow::Result<()> {
         let wanted = self.builds.program(build, self.program)?;
@@ -250,6 +255,16 @@ impl Cluster {
             && stores.iter().any(|store| store["name"] == PAIR && store["members"].is_array())
             && group["members"]["inSync"].as_array().is_some_and(|members| members.len() == 1);
         Ok(well.then(|| group["endpoints"][0].as_str().unwrap_or_default().to_owned()))
+    }
+
+    /// Checks that every process is of a build.
+    pub async fn all_of(&self, build: Build) -> anyhow::Result<()> {
+        let stores = [&self.meta, &self.default, &self.single].into_iter().chain(&self.members);
+        let servers = stores.map(|store| &store.server);
+        for server in servers.chain(self.routers.iter().map(|router| &router.server)) {
+            server.is_of(build).await?;
+        }
+        Ok(())
     }
 
     /// What is wrong with a router, as its probe says.

@@ -120,7 +120,18 @@ pub async fn refuse_a_state(dir: &Path, builds: &Builds) -> anyhow::Result<()> {
         let (code, said) = cluster.routers[router].admin.ask("PUT", path, &config.to_string()).await?;
         ensure!(code >= 400 && said.contains(LATER), "a change is to be refused: {code} {said}");
     }
+    // One that starts now does not know where keys are, and says why it ends.
+    cluster.routers[0].server.stop().await?;
+    let log = dir.join("router-one.err.log");
+    wait_for("a router that does not start", LIMIT, || async {
+        let text = std::fs::read_to_string(&log)?;
+        let refused =
+            |line: &str| line.contains(&format!("{STATE} in the meta store")) && line.contains(LATER);
+        Ok(text.lines().any(refused).then_some(()))
+    })
+    .await?;
     put(&meta, STATE, known, 0).await?;
+    cluster.routers[0].server.is_of(Build::Previous).await?;
     for router in 0..cluster.routers.len() {
         wait_for("a router to take the state", LIMIT, || async {
             let (code, said) = cluster.readyz(router).await?;
@@ -138,7 +149,7 @@ pub async fn refuse_a_state(dir: &Path, builds: &Builds) -> anyhow::Result<()> {
         })
         .await?;
     }
-    report("upgrade state refused=2 taken=2");
+    report("upgrade state refused=3 taken=2");
     Ok(())
 }
 

@@ -77,6 +77,7 @@ impl Rolling {
                 }
             }
         }
+        self.cluster.all_of(build).await?;
         self.load.leases.is_over(&short).await
     }
 
