@@ -10,7 +10,7 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_tests::{client::Client, scenario::wait_for, workload::recorder::Recorder};
 use parking_lot::Mutex;
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::Instant};
 use tonic::Status;
 
 use crate::{
@@ -19,8 +19,8 @@ use crate::{
     ledger::KINDS,
 };
 
-/// Shorter than a run, so that a lease that is not renewed ends within it, and longer than any step.
-const TTL_S: i64 = 40;
+/// Longer than any step. A run lasts longer, so a lease that is not renewed ends within it.
+const TTL_S: i64 = 15;
 const SHORT_TTL_S: i64 = 2;
 const RENEW_EVERY: Duration = Duration::from_millis(100);
 
@@ -36,6 +36,7 @@ pub struct Leases {
     lost: Arc<Mutex<Vec<String>>>,
     tasks: JoinSet<()>,
     granted: usize,
+    began: Instant,
 }
 
 impl Leases {
@@ -46,8 +47,14 @@ impl Leases {
         faults: &Arc<Faults>,
     ) -> anyhow::Result<Self> {
         let lost = Arc::default();
-        let mut all =
-            Self { clients: clients.to_vec(), kept: Vec::new(), lost, tasks: JoinSet::new(), granted: 0 };
+        let mut all = Self {
+            clients: clients.to_vec(),
+            kept: Vec::new(),
+            lost,
+            tasks: JoinSet::new(),
+            granted: 0,
+            began: Instant::now(),
+        };
         for (router, client) in clients.iter().enumerate() {
             let lease = all.grant(router, TTL_S).await?;
             let (client, recorder, faults) = (client.clone(), recorder.clone(), faults.clone());
@@ -126,8 +133,11 @@ impl Leases {
         Ok(())
     }
 
-    /// Revokes what was kept. Its keys go.
+    /// Checks once more when all would have ended if nobody had renewed them, and revokes them. Their keys go.
     pub async fn finish(mut self) -> anyhow::Result<()> {
+        let all_old = self.began + Duration::from_secs(TTL_S.unsigned_abs() + 1);
+        tokio::time::sleep_until(all_old).await;
+        self.check().await?;
         self.tasks.shutdown().await;
         for (router, lease) in self.kept.iter().enumerate() {
             let revoke = LeaseRevokeRequest { id: lease.id };
