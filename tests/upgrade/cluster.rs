@@ -28,9 +28,8 @@ const CLUSTER: &str = "--cluster-id=0x0b5e";
 /// How often a supervisor looks after its process.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The configuration: the Kinds of the workload and of the ledger, with every durability (a clean stop keeps also what has
-/// `none`), and
-/// one on two stores. `services` are nowhere in it, and so on the default store.
+/// The configuration: the Kinds of the workload and of the ledger, with every durability, and two of them on two stores.
+/// A clean stop keeps also what has `none`. `services` are nowhere in it, and so on the default store.
 fn config(default: &str, single: &str, pair: &str) -> Value {
     let at = |name: &str, store: &str, durability: &str| {
         json!({
