@@ -23,6 +23,53 @@ pub fn process_nanos(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
+/// What all threads of a process have used so far. Threads that have ended are missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU nanoseconds.
+    pub nanos: u64,
+    /// The kernel's ticks in user mode and in system mode. They divide `nanos`, and are coarse by themselves.
+    pub ticks: [u64; 2],
+    /// How often a thread went to sleep, and how often another thread took its processor.
+    pub switches: [u64; 2],
+}
+
+impl Usage {
+    /// That of a process up to now.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let tasks =
+            fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("process {pid} is gone"))?;
+        let mut all = Self { nanos: process_nanos(pid)?, ..Self::default() };
+        for task in tasks {
+            let path = task?.path();
+            // A thread may end between the listing and the reads.
+            let Ok(stat) = fs::read_to_string(path.join("stat")) else { continue };
+            let Ok(status) = fs::read_to_string(path.join("status")) else { continue };
+            let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+            for (sum, field) in all.ticks.iter_mut().zip(fields) {
+                *sum += field.parse::<u64>().with_context(|| format!("odd {}/stat", path.display()))?;
+            }
+            let names = ["voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:"];
+            for (sum, name) in all.switches.iter_mut().zip(names) {
+                let value =
+                    status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+                *sum += value.with_context(|| format!("no {name} in {}/status", path.display()))?;
+            }
+        }
+        Ok(all)
+    }
+
+    /// What was used since.
+    pub fn since(self, before: Self) -> Self {
+        let minus = |now: [u64; 2], then: [u64; 2]| [0, 1].map(|at| now[at].saturating_sub(then[at]));
+        Self {
+            nanos: self.nanos.saturating_sub(before.nanos),
+            ticks: minus(self.ticks, before.ticks),
+            switches: minus(self.switches, before.switches),
+        }
+    }
+}
+
 /// The CPU seconds that a process has used, including ended threads, in the kernel's steps of 10 ms.
 pub fn whole_process_seconds(pid: u32) -> anyhow::Result<f64> {
     let text =
@@ -50,5 +97,16 @@ mod tests {
         }
         assert!(super::process_nanos(std::process::id()).unwrap() > before);
         assert!(super::process_nanos(u32::MAX - 1).is_err());
+    }
+
+    #[test]
+    fn sleeps_are_voluntary_switches() {
+        let before = super::Usage::of(std::process::id()).unwrap();
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let used = super::Usage::of(std::process::id()).unwrap().since(before);
+        assert!(used.switches[0] >= 5, "{used:?}");
+        assert!(super::Usage::of(u32::MAX - 1).is_err());
     }
 }

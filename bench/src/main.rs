@@ -12,6 +12,7 @@ mod creates;
 mod during;
 mod echo;
 mod fsync;
+mod headline;
 mod instructions;
 mod lists;
 mod load;
@@ -82,6 +83,8 @@ enum Mode {
     Stalls(stalls::Options),
     /// Measure how long small writes wait while many clients list a large Kind, with the router's admission and without.
     Lists(lists::Options),
+    /// Measure the loads of real clusters beside etcd: CPU in user and system mode, sleeps and system calls of an operation.
+    Headline(headline::Options),
     /// Send the requests that `kindred trace` recorded to a server again, and compare their times.
     Replay(replay::Options),
     /// A server that answers with fixed bytes, to which the table compares pages.
@@ -114,6 +117,7 @@ async fn main() -> anyhow::Result<()> {
         Some(Mode::Watchers(options)) => watchers::run(options).await,
         Some(Mode::Creates(options)) => creates::run(options, &pinned_etcd()?).await,
         Some(Mode::Stalls(options)) => stalls::run(options).await,
+        Some(Mode::Headline(options)) => headline::run(options).await,
         Some(Mode::Lists(options)) => lists::run(options).await,
         Some(Mode::Standby(options)) => standby::run(options).await,
         Some(Mode::Replay(options)) => replay::run(options).await,

@@ -13,7 +13,7 @@ use kindred_proto::etcdserverpb::{PutRequest, kv_client::KvClient};
 use tokio::{sync::oneshot, task::JoinSet};
 
 use crate::{
-    cpu,
+    cpu::Usage,
     load::{Kind, Target},
     pace::{self, Pace, Sent},
     servers::Server,
@@ -31,8 +31,32 @@ const WATCHED: &str = "/registry/leases/watched/";
 pub struct Sample {
     /// The CPU microseconds per operation of each role.
     pub cpu_us: Vec<(String, f64)>,
+    /// What that CPU was, of each role.
+    pub split: Vec<(String, Split)>,
     pub latency: Latency,
     pub ops_per_second: f64,
+}
+
+/// What an operation costs a process.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Split {
+    pub user_us: f64,
+    pub system_us: f64,
+    /// How often one of its threads goes to sleep, and is woken again.
+    pub sleeps: f64,
+    /// How often another thread takes its processor.
+    pub preempted: f64,
+}
+
+impl Split {
+    fn of(used: Usage, ops: u64) -> Self {
+        let ops = ops as f64;
+        let [user, system] = used.ticks.map(|ticks| ticks as f64);
+        let us = used.nanos as f64 / 1e3 / ops;
+        let in_system = if user + system > 0.0 { system / (user + system) } else { 0.0 };
+        let [sleeps, preempted] = used.switches.map(|switches| switches as f64 / ops);
+        Self { user_us: us * (1.0 - in_system), system_us: us * in_system, sleeps, preempted }
+    }
 }
 
 impl Sample {
@@ -42,30 +66,28 @@ impl Sample {
     }
 }
 
-/// The CPU nanoseconds of a server's processes at the start of a measurement.
+/// What a server's processes had used at the start of a measurement.
 struct Before<'a> {
     pids: &'a [(String, u32)],
-    nanos: Vec<u64>,
+    usage: Vec<Usage>,
     began: Instant,
 }
 
 impl<'a> Before<'a> {
     fn now(pids: &'a [(String, u32)]) -> anyhow::Result<Self> {
-        let nanos = pids.iter().map(|(_, pid)| cpu::process_nanos(*pid)).collect::<Result<_, _>>()?;
-        Ok(Self { pids, nanos, began: Instant::now() })
+        let usage = pids.iter().map(|(_, pid)| Usage::of(*pid)).collect::<Result<_, _>>()?;
+        Ok(Self { pids, usage, began: Instant::now() })
     }
 
     fn sample(self, ops: u64, latency: Latency) -> anyhow::Result<Sample> {
         let took = self.began.elapsed();
-        let each = |((role, pid), before): (&(String, u32), &u64)| {
-            let used = cpu::process_nanos(*pid)?.saturating_sub(*before);
-            anyhow::Ok((role.clone(), used as f64 / 1e3 / ops as f64))
-        };
-        Ok(Sample {
-            cpu_us: self.pids.iter().zip(&self.nanos).map(each).collect::<Result<_, _>>()?,
-            latency,
-            ops_per_second: ops as f64 / took.as_secs_f64(),
-        })
+        let (mut cpu_us, mut split) = (Vec::new(), Vec::new());
+        for ((role, pid), before) in self.pids.iter().zip(&self.usage) {
+            let used = Usage::of(*pid)?.since(*before);
+            cpu_us.push((role.clone(), used.nanos as f64 / 1e3 / ops as f64));
+            split.push((role.clone(), Split::of(used, ops)));
+        }
+        Ok(Sample { cpu_us, split, latency, ops_per_second: ops as f64 / took.as_secs_f64() })
     }
 }
 

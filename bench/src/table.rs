@@ -1,8 +1,8 @@
 //! The table: the cost of an operation on each server, measured in interleaved rounds.
 
-mod machine;
+pub mod machine;
 mod report;
-mod subject;
+pub mod subject;
 mod workload;
 
 use std::path::PathBuf;

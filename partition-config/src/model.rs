@@ -197,6 +197,13 @@ pub struct LimitsConfig {
     /// Writes in a second, at least 1; no limit if absent. A lease of Kubernetes is a Kind as any other: its renewals count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writes_per_second: Option<u32>,
+    /// Gets, lists and counts of one client in a second, at least 1; no limit if absent. A client is the name in its
+    /// certificate, or its address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_reads_per_second: Option<u32>,
+    /// Writes of one client in a second, at least 1; no limit if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_writes_per_second: Option<u32>,
 }
 
 /// The supported subset of Kubernetes' object metadata.

@@ -343,9 +343,12 @@ fn ranges<'c>(input: &Input<'c>, errors: &mut FieldErrors) -> BTreeMap<KindPrefi
                 None
             });
         let limits = config.limits.unwrap_or_default();
-        for (field, limit) in
-            [("readsPerSecond", limits.reads_per_second), ("writesPerSecond", limits.writes_per_second)]
-        {
+        for (field, limit) in [
+            ("readsPerSecond", limits.reads_per_second),
+            ("writesPerSecond", limits.writes_per_second),
+            ("clientReadsPerSecond", limits.client_reads_per_second),
+            ("clientWritesPerSecond", limits.client_writes_per_second),
+        ] {
             if limit == Some(0) {
                 let what_to_do = "write 1 or more, or leave it out for no limit";
                 errors.add(format!("{path}.limits.{field}"), "0 would refuse everything", what_to_do);

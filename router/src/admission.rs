@@ -108,13 +108,13 @@ impl Admission {
         }
     }
 
-    /// Refuses a call that is beyond the limits of its Kind.
+    /// Refuses a call that is beyond the limits of its Kind, for all clients or for this one.
     ///
     /// # Errors
     /// etcd's "too many requests"; nothing was read.
-    pub fn check(&self, kind: &KindTraffic, verb: Verb) -> Result<(), Status> {
+    pub fn check(&self, kind: &KindTraffic, verb: Verb, client: &str) -> Result<(), Status> {
         let now = || u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if self.mode == Mode::Off || kind.is_within(verb, now) || self.mode == Mode::Observe {
+        if self.mode == Mode::Off || kind.is_within(verb, client, now) || self.mode == Mode::Observe {
             return Ok(());
         }
         Err(grpc::status(EtcdError::TooManyRequests))
@@ -309,20 +309,38 @@ mod tests {
         let pods = kinds.of(&scheme, b"/registry/pods/a/b", b"");
         let passed = |mode| {
             let admission = one_at_a_time(mode);
-            (0..10).filter(|_| admission.check(&pods, Verb::Update).is_ok()).count()
+            (0..10).filter(|_| admission.check(&pods, Verb::Update, "a").is_ok()).count()
         };
         assert_eq!((passed(Mode::Enforce), pods.limited()), (2, 8));
         assert_eq!((passed(Mode::Observe), pods.limited()), (10, 18));
         assert_eq!((passed(Mode::Off), pods.limited()), (10, 18));
         let refused = {
             let admission = one_at_a_time(Mode::Enforce);
-            admission.check(&pods, Verb::Put).unwrap_err()
+            admission.check(&pods, Verb::Put, "a").unwrap_err()
         };
         let expected = grpc::status(EtcdError::TooManyRequests);
         assert_eq!((refused.code(), refused.message()), (expected.code(), expected.message()));
         let admission = one_at_a_time(Mode::Enforce);
         tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(admission.check(&pods, Verb::Put).is_ok(), "time brings more");
-        assert!(admission.check(&pods, Verb::Get).is_ok());
+        assert!(admission.check(&pods, Verb::Put, "a").is_ok(), "time brings more");
+        assert!(admission.check(&pods, Verb::Get, "a").is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_of_each_client_leaves_the_others_alone() {
+        let (scheme, kinds) = (KindScheme::default(), Kinds::default());
+        let limits = LimitsConfig {
+            reads_per_second: Some(5),
+            client_reads_per_second: Some(3),
+            ..LimitsConfig::default()
+        };
+        kinds.set_limits(&scheme, &BTreeMap::from([(scheme.resolve("pods").unwrap(), limits)]));
+        let pods = kinds.of(&scheme, b"/registry/pods/a/b", b"");
+        let admission = one_at_a_time(Mode::Enforce);
+        let passed = |client, verb| (0..10).filter(|_| admission.check(&pods, verb, client).is_ok()).count();
+        assert_eq!(passed("greedy", Verb::List), 3);
+        assert_eq!(passed("modest", Verb::Get), 2, "what all have together is 5");
+        assert_eq!(passed("greedy", Verb::Put), 10, "writes have no limit");
+        assert_eq!(pods.limited(), 15);
     }
 }

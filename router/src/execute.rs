@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Request, Response, Status};
 
+use crate::spans;
 use crate::stores::Store;
 use crate::stores::batch_stream::{BatchStream, BatchStreamError, Op};
 use crate::stores::failure::Failure;
@@ -68,11 +69,15 @@ impl Deadline {
         Self { at: Instant::now() + limit, from_client: false }
     }
 
-    /// A request to a store, with the remaining time as its timeout.
+    /// A request to a store, with the remaining time as its timeout, and the context of its trace if it is recorded.
     #[must_use]
     pub fn request<T>(self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.left());
+        if let Some((parent, state)) = spans::headers() {
+            request.metadata_mut().insert("traceparent", parent);
+            state.and_then(|state| request.metadata_mut().insert("tracestate", state));
+        }
         request
     }
 
@@ -162,6 +167,17 @@ pub async fn attempt<T, F, Fut>(
     deadline: Deadline,
     send: F,
 ) -> Result<T, Status>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<T, Failure>>,
+{
+    match spans::asking(store.name()) {
+        None => attempts(store, effect, deadline, send).await,
+        Some(asking) => Box::pin(asking.record(attempts(store, effect, deadline, send))).await,
+    }
+}
+
+async fn attempts<T, F, Fut>(store: &Store, effect: Effect, deadline: Deadline, send: F) -> Result<T, Status>
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<T, Failure>>,

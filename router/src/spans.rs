@@ -1,6 +1,9 @@
 //! Spans of clients' calls for distributed tracing, sent to an OpenTelemetry collector by OTLP over gRPC, with the flags
 //! that etcd has for it.
 //!
+//! A span of a call has one below it for each call of a store that it makes. A store that is a stock etcd is told the
+//! context, so that its own spans go on from there.
+//!
 //! A call that is not sampled costs the look at one header, and nothing without `--enable-distributed-tracing`. Spans
 //! wait in a bounded queue; when the collector is too slow or gone, they are dropped and counted in the log.
 
@@ -19,9 +22,9 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status as SpanStatus};
 use tokio::sync::mpsc;
-use tonic::Code;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
 /// Spans that may wait for the collector.
 const WAITING_MAX: usize = 4096;
@@ -160,6 +163,112 @@ impl Spans {
     }
 }
 
+tokio::task_local! {
+    /// The span to which this task's calls of stores belong.
+    static HERE: Context;
+}
+
+#[derive(Debug, Clone)]
+struct Context {
+    to: mpsc::Sender<Span>,
+    lost: Arc<AtomicU64>,
+    trace: [u8; 16],
+    id: [u8; 8],
+    state: Arc<str>,
+}
+
+/// Runs a client's call so that its calls of stores belong to its span.
+pub async fn within<F: Future>(spans: &Spans, begun: &Begun, call: F) -> F::Output {
+    let here = Context {
+        to: spans.to.clone(),
+        lost: spans.lost.clone(),
+        trace: begun.trace,
+        id: begun.id,
+        state: begun.state.as_str().into(),
+    };
+    HERE.scope(here, call).await
+}
+
+/// The headers `traceparent` and `tracestate` for a call that this task makes; `None` if it is not recorded.
+#[must_use]
+pub fn headers() -> Option<(MetadataValue<Ascii>, Option<MetadataValue<Ascii>>)> {
+    let headers = |here: &Context| {
+        let parent = Parent { trace: here.trace, span: here.id, sampled: true };
+        let state = (!here.state.is_empty()).then(|| here.state.parse().ok()).flatten();
+        Some((parent.to_string().parse().ok()?, state))
+    };
+    HERE.try_with(headers).ok().flatten()
+}
+
+/// A call of a store that is recorded.
+pub struct Asking {
+    store: String,
+    parent: [u8; 8],
+    own: Context,
+}
+
+/// Begins a span below that of this task; `None` if that is not recorded.
+#[must_use]
+pub fn asking(store: &str) -> Option<Asking> {
+    let below = |here: &Context| Asking {
+        store: store.to_owned(),
+        parent: here.id,
+        own: Context { id: random::bits().max(1).to_be_bytes(), ..here.clone() },
+    };
+    HERE.try_with(below).ok()
+}
+
+impl Asking {
+    /// Makes the call, and records it when it ends.
+    pub async fn record<T>(self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        let at = SystemTime::now();
+        let answer = HERE.scope(self.own.clone(), call).await;
+        let (code, message) = match &answer {
+            Ok(_) => (Code::Ok, ""),
+            Err(status) => (status.code(), status.message()),
+        };
+        let Context { to, lost, trace, id, state } = self.own;
+        let span = Span {
+            trace_id: trace.to_vec(),
+            span_id: id.to_vec(),
+            parent_span_id: self.parent.to_vec(),
+            trace_state: state.to_string(),
+            name: format!("store {}", self.store),
+            kind: SpanKind::Client as i32,
+            start_time_unix_nano: nanos(at),
+            end_time_unix_nano: nanos(SystemTime::now().max(at)),
+            attributes: vec![
+                text("kindred.store", &self.store),
+                attribute("rpc.grpc.status_code", Value::IntValue(i64::from(code as i32))),
+            ],
+            status: is_failure(code)
+                .then(|| SpanStatus { message: message.to_owned(), code: StatusCode::Error as i32 }),
+            ..Span::default()
+        };
+        if to.try_send(span).is_err() {
+            lost.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
+    }
+}
+
+fn nanos(at: SystemTime) -> u64 {
+    u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or_default()
+}
+
+/// Whether a code is a failure of the server, by OpenTelemetry's conventions.
+fn is_failure(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Unimplemented
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+    )
+}
+
 fn text(key: &str, value: &str) -> KeyValue {
     attribute(key, Value::StringValue(value.to_owned()))
 }
@@ -171,18 +280,6 @@ fn attribute(key: &str, value: Value) -> KeyValue {
 /// A span by OpenTelemetry's conventions for servers of gRPC.
 fn span(begun: Begun, ended: &Ended<'_>) -> Span {
     let Begun { trace, id, parent, state, at } = begun;
-    let nanos = |at: SystemTime| {
-        u64::try_from(at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or_default()
-    };
-    let failed = matches!(
-        ended.code,
-        Code::Unknown
-            | Code::DeadlineExceeded
-            | Code::Unimplemented
-            | Code::Internal
-            | Code::Unavailable
-            | Code::DataLoss
-    );
     let bytes = i64::try_from(ended.answer_bytes).unwrap_or(i64::MAX);
     Span {
         trace_id: trace.to_vec(),
@@ -203,7 +300,7 @@ fn span(begun: Begun, ended: &Ended<'_>) -> Span {
             text("kindred.verb", ended.verb),
             attribute("kindred.answer_bytes", Value::IntValue(bytes)),
         ],
-        status: failed
+        status: is_failure(ended.code)
             .then(|| SpanStatus { message: ended.message.to_owned(), code: StatusCode::Error as i32 }),
         ..Span::default()
     }
@@ -315,5 +412,30 @@ mod tests {
         assert_eq!(span.end_time_unix_nano - span.start_time_unix_nano, 2_000_000);
         assert_eq!(span.status.unwrap().message, "gone");
         assert!(span.parent_span_id.is_empty() && span.trace_id != [0; 16] && span.span_id != [0; 8]);
+    }
+
+    #[tokio::test]
+    async fn calls_of_stores_belong_to_the_call_that_makes_them() {
+        let (to, mut kept) = mpsc::channel(8);
+        let spans = Spans { to, per_million: 1_000_000, lost: Arc::default() };
+        assert!(headers().is_none() && asking("pods").is_none(), "nothing is recorded here");
+        let begun = spans.begin(&MetadataMap::new()).unwrap();
+        let said = within(&spans, &begun, async {
+            let refused = asking("pods").unwrap().record(async {
+                let (parent, state) = headers().unwrap();
+                assert!(state.is_none());
+                Err::<(), _>(Status::unavailable(parent.to_str().unwrap().to_owned()))
+            });
+            refused.await.unwrap_err().message().to_owned()
+        });
+        let said = Parent::parse(&said.await).unwrap();
+        let span = kept.try_recv().unwrap();
+        assert_eq!((span.name.as_str(), span.kind), ("store pods", SpanKind::Client as i32));
+        assert_eq!((span.trace_id.as_slice(), span.span_id.as_slice()), (&said.trace[..], &said.span[..]));
+        assert_eq!(
+            (span.trace_id, span.parent_span_id, said.sampled),
+            (begun.trace.to_vec(), begun.id.to_vec(), true)
+        );
+        assert!(span.status.is_some() && headers().is_none());
     }
 }

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
-use kindred_tests::{scenario, servers::Up};
+use kindred_tests::{
+    scenario,
+    servers::{Etcd, Up},
+};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
         ExportTraceServiceRequest, ExportTraceServiceResponse,
         trace_service_server::{TraceService, TraceServiceServer},
     },
     common::v1::any_value::Value,
-    trace::v1::Span,
+    trace::v1::{Span, span::SpanKind},
 };
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -61,22 +64,35 @@ fn traced<T>(message: T, flags: &str) -> Request<T> {
     request
 }
 
+/// A collector, its address, and the spans that it gets.
+async fn collector() -> anyhow::Result<(String, mpsc::Receiver<(String, Span)>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?.to_string();
+    let (to, spans) = mpsc::channel(16);
+    let collector = Server::builder().add_service(TraceServiceServer::new(Collector(to)));
+    // Until the runtime of the test ends.
+    tokio::spawn(collector.serve_with_incoming(TcpListenerStream::new(listener)));
+    Ok((address, spans))
+}
+
+fn router_flags(address: &str) -> String {
+    format!(
+        "up:\n  router: {{enable-distributed-tracing: true, distributed-tracing-address: '{address}', \
+         distributed-tracing-service-name: tested}}\n"
+    )
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[test]
 fn spans_of_calls_that_are_traced_reach_a_collector() {
     scenario::run("spans", LIMIT, |dir| async move {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
-        let (to, mut spans) = mpsc::channel(16);
-        let collector = Server::builder().add_service(TraceServiceServer::new(Collector(to)));
-        let serving = tokio::spawn(collector.serve_with_incoming(TcpListenerStream::new(listener)));
+        let (address, mut spans) = collector().await?;
         let config = dir.join("traced.yaml");
-        std::fs::write(
-            &config,
-            format!(
-                "default: main\nstores:\n- {{name: main, slot: 1}}\nup:\n  router: {{enable-distributed-tracing: true, \
-                 distributed-tracing-address: '{address}', distributed-tracing-service-name: tested}}\n"
-            ),
-        )?;
+        let router = router_flags(&address);
+        std::fs::write(&config, format!("default: main\nstores:\n- {{name: main, slot: 1}}\n{router}"))?;
         let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
         let mut kv = up.client().await?.kv;
         let pod = "/registry/pods/a/one";
@@ -86,16 +102,17 @@ fn spans_of_calls_that_are_traced_reach_a_collector() {
         kv.put(traced(put(), "01")).await?;
         let future = RangeRequest { key: pod.into(), revision: i64::MAX, ..Default::default() };
         ensure!(kv.range(traced(future, "01")).await.is_err(), "a revision to come");
-        let mut got = Vec::new();
-        while got.len() < 2 {
-            got.push(spans.recv().await.context("the collector is there")?);
+        let (mut calls, mut below) = (Vec::new(), Vec::new());
+        while calls.len() < 2 || below.is_empty() {
+            let (service, span) = spans.recv().await.context("the collector is there")?;
+            ensure!(service == "tested" && hex(&span.trace_id) == TRACE, "{service}: {span:?}");
+            ensure!(span.end_time_unix_nano > span.start_time_unix_nano, "{span:?}");
+            if span.kind == SpanKind::Server as i32 { calls.push(span) } else { below.push(span) }
         }
-        let [(service, put), (_, range)] = &got[..] else { unreachable!("two were taken") };
-        ensure!(service == "tested", "{service}");
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-        for (span, method, verb, code) in [(put, "Put", "put", "0"), (range, "Range", "get", "11")] {
-            ensure!(hex(&span.trace_id) == TRACE && hex(&span.parent_span_id) == SPAN, "{span:?}");
-            ensure!(span.name == format!("etcdserverpb.KV/{method}") && span.kind == 2, "{span:?}");
+        for (span, method, verb, code) in [(&calls[0], "Put", "put", "0"), (&calls[1], "Range", "get", "11")]
+        {
+            ensure!(hex(&span.parent_span_id) == SPAN, "{span:?}");
+            ensure!(span.name == format!("etcdserverpb.KV/{method}"), "{span:?}");
             ensure!(
                 attribute(span, "kindred.kind") == "pods" && attribute(span, "kindred.verb") == verb,
                 "{span:?}"
@@ -104,11 +121,51 @@ fn spans_of_calls_that_are_traced_reach_a_collector() {
                 attribute(span, "rpc.grpc.status_code").contains(&format!("IntValue({code})")),
                 "{span:?}"
             );
-            ensure!(span.end_time_unix_nano > span.start_time_unix_nano, "{span:?}");
         }
-        ensure!(put.span_id != range.span_id, "each call has its own");
-        ensure!(spans.try_recv().is_err(), "the others were not sampled");
-        serving.abort();
+        ensure!(calls[0].span_id != calls[1].span_id, "each call has its own");
+        let stored = &below[0];
+        ensure!(stored.name == "store main" && stored.parent_span_id == calls[0].span_id, "{stored:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_stock_etcd_goes_on_with_the_trace_of_the_client() {
+    scenario::run("spans-etcd", LIMIT, |dir| async move {
+        let (address, mut spans) = collector().await?;
+        let tracing = [
+            "--enable-distributed-tracing",
+            &format!("--distributed-tracing-address={address}"),
+            "--distributed-tracing-service-name=stock",
+        ];
+        let etcd = Etcd::start_with(&dir, "stock", &tracing).await?;
+        let config = dir.join("traced.yaml");
+        let router = router_flags(&address);
+        std::fs::write(
+            &config,
+            format!(
+                "default: stock\nstores:\n- {{name: stock, type: etcd, endpoints: ['http://{}']}}\n{router}",
+                etcd.address
+            ),
+        )?;
+        let up = Up::start(&dir, "kindred", &[format!("--config={}", config.display())]).await?;
+        let put = PutRequest { key: "/registry/pods/a/one".into(), value: "1".into(), ..Default::default() };
+        up.client().await?.kv.put(traced(put, "01")).await?;
+        let (mut router, mut of_etcd) = (Vec::new(), None);
+        while router.len() < 2 || of_etcd.is_none() {
+            let (service, span) = spans.recv().await.context("the collector is there")?;
+            // The router's own questions are not traced, and etcd samples none of them.
+            ensure!(hex(&span.trace_id) == TRACE, "{service}: {span:?}");
+            match service.as_str() {
+                // A put is a transaction there, which compares the fence too.
+                "stock" if span.name.starts_with("etcdserverpb.KV/") => of_etcd = Some(span),
+                "stock" => {}
+                _ => router.push(span),
+            }
+        }
+        let asked = router.iter().find(|span| span.name == "store stock").context("the call of the store")?;
+        let of_etcd = of_etcd.context("etcd's span")?;
+        ensure!(of_etcd.parent_span_id == asked.span_id, "{of_etcd:?} is not below {asked:?}");
         Ok(())
     });
 }

@@ -137,7 +137,10 @@ mod tests {
             let share = cpu / roles.len() as f64;
             let cpu_us = roles.iter().map(|role| ((*role).to_owned(), share)).collect();
             let latency = Latency { p50, p99: 2.0 * p50, ..Latency::default() };
-            Round { sample: Sample { cpu_us, latency, ops_per_second: 1e3 }, shipped: 600.0 }
+            Round {
+                sample: Sample { cpu_us, split: Vec::new(), latency, ops_per_second: 1e3 },
+                shipped: 600.0,
+            }
         };
         Row { subject, rounds: cpus.iter().map(round).collect() }
     }

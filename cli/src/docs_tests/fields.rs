@@ -222,7 +222,12 @@ fn what_is_read_from_the_source_is_what_serde_writes() {
             resource: "pods".to_owned(),
             ring: Some(RingConfig { stores: vec![name("a")] }),
             durability: Some("fsync".to_owned()),
-            limits: Some(LimitsConfig { reads_per_second: Some(1), writes_per_second: Some(1) }),
+            limits: Some(LimitsConfig {
+                reads_per_second: Some(1),
+                writes_per_second: Some(1),
+                client_reads_per_second: Some(1),
+                client_writes_per_second: Some(1),
+            }),
             history_max: Some("1h".to_owned()),
         }],
         up: UpConfig {

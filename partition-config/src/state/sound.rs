@@ -115,6 +115,8 @@ fn looser(one: LimitsConfig, other: LimitsConfig) -> LimitsConfig {
     LimitsConfig {
         reads_per_second: of(one.reads_per_second, other.reads_per_second),
         writes_per_second: of(one.writes_per_second, other.writes_per_second),
+        client_reads_per_second: of(one.client_reads_per_second, other.client_reads_per_second),
+        client_writes_per_second: of(one.client_writes_per_second, other.client_writes_per_second),
     }
 }
 

@@ -140,6 +140,11 @@ fn a_kind_is_of_one_mind() {
     assert_eq!((limits.reads_per_second, limits.writes_per_second), (Some(5), None));
     let none = "resource: pods, serviceGroupId: a, limits: {writesPerSecond: 0}";
     assert_eq!(paths(&config(&[none])), ["partitions[0].limits.writesPerSecond"]);
+    let none =
+        "resource: pods, serviceGroupId: a, limits: {clientReadsPerSecond: 0, clientWritesPerSecond: 0}";
+    let of_clients =
+        ["partitions[0].limits.clientReadsPerSecond", "partitions[0].limits.clientWritesPerSecond"];
+    assert_eq!(paths(&config(&[none])), of_clients);
 }
 
 #[test]

@@ -26,9 +26,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::task::coop;
 
-use crate::rest::Rest;
+use crate::rest::{Rest, Share};
 
 /// The buffer size from which a write drains first. Backpressure on the socket leaves at most this and one write in
 /// memory for a connection.
@@ -44,24 +43,6 @@ const DIRECT_SLICES: usize = 16;
 /// The number of flushes after a write that are acknowledged without draining.
 const DEFERRED_FLUSHES: u8 = 2;
 
-/// Each time this many bytes are written or read, one unit of the task's budget for a turn is charged; tokio grants 128.
-/// Otherwise a long answer, for a client that takes megabytes at once or from a store that sends them, would delay all
-/// other tasks of the thread for milliseconds.
-const STEP: usize = 4 << 10;
-
-/// Charges bytes to the task's budget for this turn.
-fn pay(cx: &mut Context<'_>, bytes: usize) {
-    for _ in 0..bytes / STEP {
-        // With the budget used up, the next write or read is pending (`poll_turn`).
-        if !coop::has_budget_remaining() {
-            return;
-        }
-        if let Poll::Ready(step) = coop::poll_proceed(cx) {
-            step.made_progress();
-        }
-    }
-}
-
 /// A connection whose writes are coalesced; see the module's documentation.
 #[derive(Debug)]
 pub struct Coalesce<T> {
@@ -75,6 +56,8 @@ pub struct Coalesce<T> {
     flushes: u8,
     /// The error of a drain on the read side.
     error: Option<io::Error>,
+    /// What was written and read in this turn.
+    share: Share,
     rest: Rest,
 }
 
@@ -87,6 +70,7 @@ impl<T> Coalesce<T> {
             inner_dirty: false,
             flushes: 0,
             error: None,
+            share: Share::default(),
             rest: Rest::default(),
         }
     }
@@ -95,14 +79,14 @@ impl<T> Coalesce<T> {
         &self.inner
     }
 
-    /// Pending when this turn's budget is used up, until the runtime has looked for what arrived meanwhile.
+    /// Pending when the share of this turn is used up, until the runtime has looked for what arrived meanwhile.
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.rest.poll_over(cx));
-        if coop::has_budget_remaining() {
+        if !self.share.is_spent() {
             return Poll::Ready(());
         }
         self.rest.begin(cx);
-        Poll::Pending
+        self.rest.poll_over(cx)
     }
 
     /// The number of bytes that are accepted and not yet written.
@@ -120,7 +104,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                 Ok(written) => {
                     self.sent += written;
                     self.inner_dirty = true;
-                    pay(cx, written);
+                    self.share.pay(written);
                 }
                 Err(error) => return Poll::Ready(Err(self.fail(error))),
             }
@@ -166,7 +150,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                 Ok(0) => return Poll::Ready(Err(self.fail(io::ErrorKind::WriteZero.into()))),
                 Ok(written) => {
                     self.inner_dirty = true;
-                    pay(cx, written);
+                    self.share.pay(written);
                     if written <= gathered {
                         self.sent += written;
                         continue;
@@ -283,7 +267,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
         ready!(this.poll_turn(cx));
         let before = into.filled().len();
         let read = Pin::new(&mut this.inner).poll_read(cx, into);
-        pay(cx, into.filled().len() - before);
+        this.share.pay(into.filled().len() - before);
         read
     }
 }

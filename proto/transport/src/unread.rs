@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Buf as _;
 use http::HeaderMap;
 use hyper::body::{Body as _, Frame};
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
 
-use crate::rest::Rest;
+use crate::rest::{Rest, Share};
 use crate::unary::long::LongMessage;
 use crate::unary::piece::Piece;
 
@@ -125,7 +126,7 @@ impl Unread {
         if !std::mem::replace(&mut answers.watched, true) {
             tokio::spawn(self.clone().watch());
         }
-        UnreadBody { unread: self.clone(), id, answer, rest: Rest::default() }
+        UnreadBody { unread: self.clone(), id, answer, share: Share::default(), rest: Rest::default() }
     }
 
     /// Checks the answers until none are left.
@@ -202,7 +203,8 @@ pub struct UnreadBody {
     unread: Unread,
     id: u64,
     answer: Arc<Answer>,
-    /// After each piece.
+    /// What HTTP/2 was given in this turn.
+    share: Share,
     rest: Rest,
 }
 
@@ -237,8 +239,13 @@ impl UnreadBody {
             Source::Over => Poll::Ready(None),
         };
         state.since = next.is_ready().then(Instant::now);
-        if matches!(&next, Poll::Ready(Some(Ok(frame))) if frame.is_data()) {
-            self.rest.begin(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &next
+            && let Some(data) = frame.data_ref()
+        {
+            self.share.pay(data.remaining());
+            if self.share.is_spent() {
+                self.rest.begin(cx);
+            }
         }
         next
     }
@@ -256,7 +263,7 @@ impl UnreadBody {
 mod tests {
     use std::future::poll_fn;
 
-    use bytes::{Buf as _, Bytes};
+    use bytes::Bytes;
     use kindred_wire::rope::Rope;
 
     use super::*;

@@ -1,6 +1,8 @@
 //! Contexts of distributed traces, as W3C's Trace Context has them in the header `traceparent`, and which calls are
 //! sampled: those whose parent is, and a part of those without a parent, as in etcd.
 
+use std::fmt;
+
 /// The call from which another one comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
@@ -23,6 +25,17 @@ impl Parent {
         }
         let parent = Self { trace: hex(trace)?, span: hex(span)?, sampled: hex::<1>(flags)?[0] & 1 == 1 };
         (parent.trace != [0; 16] && parent.span != [0; 8]).then_some(parent)
+    }
+}
+
+/// The text of `traceparent`, of the first version.
+impl fmt::Display for Parent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("00-")?;
+        self.trace.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str("-")?;
+        self.span.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        write!(f, "-{:02x}", u8::from(self.sampled))
     }
 }
 
@@ -68,6 +81,7 @@ mod tests {
             (parent.trace[0], parent.trace[15], parent.span[1], parent.sampled),
             (0x4b, 0x36, 0xf0, true)
         );
+        assert_eq!(parent.to_string(), GOOD);
         assert!(!Parent::parse(&GOOD.replace("-01", "-00")).unwrap().sampled);
         assert_eq!(Parent::parse(&format!("{}-more", GOOD.replacen("00", "01", 1))), Some(parent));
     }

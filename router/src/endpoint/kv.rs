@@ -45,6 +45,7 @@ use crate::execute::{Deadline, Effect, refused};
 use crate::identity::Identity;
 use crate::leases::LeaseRouter;
 use crate::routing::Routing;
+use crate::spans;
 use crate::stores::{Store, Stores};
 use crate::traffic::clients::OpenConnection;
 use crate::traffic::{self, Counting, Traffic};
@@ -129,7 +130,13 @@ impl Kv {
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
         let mut counting = self.counting(method, &request);
-        let result = self.checked(method, &counting, request).await;
+        let spans = &self.with.traffic.spans;
+        let result = match counting.span.as_ref().zip(spans.get()) {
+            None => self.checked(method, &counting, request).await,
+            Some((span, spans)) => {
+                Box::pin(spans::within(spans, span, self.checked(method, &counting, request))).await
+            }
+        };
         counting.answered(result.as_ref());
         result.map(|answer| self.with.identity.patched(answer))
     }
@@ -152,7 +159,7 @@ impl Kv {
 
     /// Refuses a call beyond its Kind's limits; waits until a long list may be read, and returns its place.
     async fn place(&self, counting: &Counting, metadata: &MetadataMap) -> Result<Option<Permit>, Status> {
-        self.with.admission.check(&counting.kind, counting.verb)?;
+        self.with.admission.check(&counting.kind, counting.verb, counting.client())?;
         let Some(list) = counting.list else { return Ok(None) };
         let deadline = Deadline::of(metadata, Effect::Read).at();
         self.with.admission.enter(&counting.kind, list, counting.client(), deadline).await

@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use kindred_partition_config::kind::{ALL_ELSE, KindPrefix, KindScheme};
 use kindred_partition_config::model::LimitsConfig;
-use kindred_router_core::admission::rate::Rate;
+use kindred_router_core::admission::rate::{Rate, RateByClient};
 use kindred_router_core::admission::sizes::{Shape, Sizes};
 use kindred_router_core::verb::{Counted, Verb, counted};
 use kindred_transport::metrics::calls::{CODES, code_index};
@@ -71,6 +71,9 @@ pub struct KindTraffic {
     /// Reads and writes a second that clients may ask for; 0 for no limit.
     limits: [AtomicU32; 2],
     asked: [Rate; 2],
+    /// The same of each client.
+    client_limits: [AtomicU32; 2],
+    asked_by: [Mutex<RateByClient>; 2],
     /// Calls beyond a limit.
     limited: AtomicU64,
     /// How old events were when they were delivered.
@@ -91,6 +94,8 @@ impl KindTraffic {
             refused: AtomicU64::new(0),
             limits: Default::default(),
             asked: Default::default(),
+            client_limits: Default::default(),
+            asked_by: Default::default(),
             limited: AtomicU64::new(0),
             age: Histogram::default(),
         })
@@ -132,11 +137,15 @@ impl KindTraffic {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Whether one more call is within the limits of the Kind; `now` is in nanoseconds of any clock that goes on.
-    pub fn is_within(&self, verb: Verb, now: impl FnOnce() -> u64) -> bool {
+    /// Whether one more call of a client is within the limits of the Kind; `now` is in nanoseconds of any clock that goes
+    /// on.
+    pub fn is_within(&self, verb: Verb, client: &str, now: impl Fn() -> u64) -> bool {
         let side = usize::from(verb.writes());
         let limit = self.limits[side].load(Ordering::Relaxed);
-        let within = limit == 0 || self.asked[side].admits(now(), limit);
+        let of_client = self.client_limits[side].load(Ordering::Relaxed);
+        // What a client may not ask takes nothing from the others.
+        let within = (of_client == 0 || self.asked_by[side].lock().admits(client, now(), of_client))
+            && (limit == 0 || self.asked[side].admits(now(), limit));
         if !within {
             self.limited.fetch_add(1, Ordering::Relaxed);
         }
@@ -150,8 +159,13 @@ impl KindTraffic {
     }
 
     fn set_limits(&self, limits: LimitsConfig) {
-        let of = [limits.reads_per_second, limits.writes_per_second];
-        for (limit, new) in self.limits.iter().zip(of) {
+        let of = [
+            limits.reads_per_second,
+            limits.writes_per_second,
+            limits.client_reads_per_second,
+            limits.client_writes_per_second,
+        ];
+        for (limit, new) in self.limits.iter().chain(&self.client_limits).zip(of) {
             limit.store(new.unwrap_or_default(), Ordering::Relaxed);
         }
     }
@@ -349,11 +363,15 @@ mod tests {
         let pods = || kinds.of(&scheme, b"/registry/pods/a/b", b"");
         assert_eq!(&*pods().name, OTHER);
         let limits = |reads, writes| {
-            let of = LimitsConfig { reads_per_second: reads, writes_per_second: writes };
+            let of = LimitsConfig {
+                reads_per_second: reads,
+                writes_per_second: writes,
+                ..LimitsConfig::default()
+            };
             BTreeMap::from([(scheme.resolve("pods").unwrap(), of)])
         };
         kinds.set_limits(&scheme, &limits(Some(3), None));
-        let admitted = |verb| (0..50).filter(|_| pods().is_within(verb, || 7)).count();
+        let admitted = |verb| (0..50).filter(|_| pods().is_within(verb, "a", || 7)).count();
         assert_eq!((&*pods().name, admitted(Verb::Get), admitted(Verb::Update)), ("pods", 3, 50));
         assert_eq!(pods().limited(), 47);
         kinds.set_limits(&scheme, &limits(None, Some(2)));

@@ -3,6 +3,7 @@ use super::*;
 fn sample(cpu_us: &[(&str, f64)], p50: f64) -> Sample {
     Sample {
         cpu_us: cpu_us.iter().map(|(role, us)| ((*role).to_owned(), *us)).collect(),
+        split: Vec::new(),
         latency: Latency { p50, p99: p50 * 4.0, p999: p50 * 10.0, max: p50 * 20.0 },
         ops_per_second: 1.0,
     }

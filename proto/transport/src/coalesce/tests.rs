@@ -11,6 +11,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+use crate::rest::TURN_BYTES;
+
 use super::*;
 
 /// The result of the inner connection's next call.
@@ -373,11 +375,11 @@ async fn a_turn_writes_so_much_and_no_more() {
         });
         let turn = turn.await;
         // The buffered part goes out in the next turn.
-        assert!(turn <= 128 * STEP + 4 * FULL, "{turn} bytes in a turn");
+        assert!(turn <= TURN_BYTES + 2 * FULL, "{turn} bytes in a turn");
         (sent, turns) = (sent + turn, turns + 1);
         tokio::task::yield_now().await;
     }
-    assert!(turns >= BYTES / (128 * STEP + 4 * FULL));
+    assert!(turns >= BYTES / (TURN_BYTES + 2 * FULL));
     io.shutdown().await.unwrap();
     let mut got = Vec::new();
     far.read_to_end(&mut got).await.unwrap();

@@ -21,10 +21,7 @@ use super::GRPC;
 use super::message::MessageError;
 use super::pieces::PieceReader;
 use crate::grpc;
-use crate::rest::rest;
-
-/// Bytes of an answer after which others have their turn.
-const REST_BYTES: usize = 256 << 10;
+use crate::rest::{Share, rest};
 
 /// Sends a request to the method at this path and returns its answer.
 ///
@@ -50,16 +47,14 @@ where
         Some(status) => return Err(status),
     }
     let mut reader = PieceReader::default();
-    let (mut status, mut taken) = (None, 0);
+    let (mut status, mut share) = (None, Share::default());
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
         match frame?.into_data() {
             Ok(data) => {
-                taken += data.len();
+                share.pay(data.len());
                 reader.push(data)?;
-                // What was taken makes room for more, and the connection's task reads on at once. The runtime looks at
-                // other sockets first.
-                if taken >= REST_BYTES {
-                    taken = 0;
+                // What was taken makes room for more, and the connection's task reads on at once.
+                if share.is_spent() {
                     rest().await;
                 }
             }

@@ -1,5 +1,6 @@
 //! So many a second, and a second's worth at once: the generic cell rate algorithm (ITU-T I.371), on one number.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const SECOND: u64 = 1_000_000_000;
@@ -22,6 +23,34 @@ impl Rate {
             (next <= now + SECOND).then_some(next)
         });
         admitted.is_ok()
+    }
+}
+
+/// The clients whose rates are remembered; those beyond share one.
+pub const CLIENTS_MAX: usize = 4096;
+
+/// A rate for each client.
+#[derive(Debug, Default)]
+pub struct RateByClient {
+    clients: HashMap<Box<str>, Rate>,
+    /// Of those that found no room.
+    others: Rate,
+}
+
+impl RateByClient {
+    /// Whether one more of this client is admitted, as [`Rate::admits`] says.
+    pub fn admits(&mut self, client: &str, now: u64, per_second: u32) -> bool {
+        if let Some(rate) = self.clients.get(client) {
+            return rate.admits(now, per_second);
+        }
+        if self.clients.len() >= CLIENTS_MAX {
+            // One whose time is over is as good as new.
+            self.clients.retain(|_, rate| *rate.over_at.get_mut() > now);
+        }
+        if self.clients.len() >= CLIENTS_MAX {
+            return self.others.admits(now, per_second);
+        }
+        self.clients.entry(client.into()).or_default().admits(now, per_second)
     }
 }
 
@@ -51,6 +80,26 @@ mod tests {
         let rate = Rate::default();
         let admitted = (0..100).filter(|tenth| rate.admits(tenth * SECOND / 10, 1)).count();
         assert_eq!(admitted, 10);
+    }
+
+    #[test]
+    fn each_client_has_its_rate_and_no_number_of_clients_fills_the_memory() {
+        let (mut rates, now) = (RateByClient::default(), SECOND);
+        let admitted = |rates: &mut RateByClient, client: &str, now| {
+            (0..10).filter(|_| rates.admits(client, now, 2)).count()
+        };
+        assert_eq!(admitted(&mut rates, "a", now), 2);
+        assert_eq!(admitted(&mut rates, "b", now), 2);
+        for client in 0..2 * CLIENTS_MAX {
+            rates.admits(&format!("client {client}"), now, 2);
+        }
+        assert_eq!(rates.clients.len(), CLIENTS_MAX);
+        assert_eq!(admitted(&mut rates, "one more", now), 0, "the others share one rate, which is used up");
+        assert_eq!(admitted(&mut rates, "b", now), 0, "who asked before is remembered");
+        // Later all have what they would have had, and there is room again.
+        assert_eq!(admitted(&mut rates, "one more", now + 2 * SECOND), 2);
+        assert_eq!(rates.clients.len(), 1);
+        assert_eq!(admitted(&mut rates, "a", now + 2 * SECOND), 2);
     }
 
     proptest! {
