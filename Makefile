@@ -10,15 +10,15 @@ export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
 # build, is no fault of what is tested. TMPDIR, if it is set, goes before.
 IN_MEMORY = $$([ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -ge 8388608 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 
-.PHONY: run test adopt-demo clients verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind
+.PHONY: run test adopt-demo clients verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind previous upgrade
 
 ## run: build and start the router on 127.0.0.1:2379 with its default shards (Ctrl-C stops all)
 run:
 	$(CARGO) build --release --locked --bin kindred
 	./target/release/kindred up $(ARGS)
 
-## test: install the pinned peers, and valgrind where that can be done, then run every test
-test: peers valgrind build
+## test: install the pinned peers, the previous build, and valgrind where that can be done, then run every test
+test: peers valgrind previous build
 	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} $(CARGO) test --workspace --locked $(TESTARGS)
 
 ## netsim: SEEDS (500) more seeds of the simulated network, from FIRST on
@@ -45,6 +45,14 @@ valgrind:
 
 build:
 	$(CARGO) build --workspace --locked --bins
+
+# It comes before `build`, which puts the programs of this work tree in place. Without git's history the tests say that nothing ran.
+previous:
+	CARGO=$(CARGO) tests/upgrade/install
+
+## upgrade: a cluster goes from the previous build (tests/upgrade/PREVIOUS) to this one, back, and forth again, under load
+upgrade: previous build
+	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} $(CARGO) test --workspace --locked --test upgrade -- --nocapture
 
 ## peers: etcd, etcdctl, kube-apiserver and kubectl, and clients of etcd with their tests, from their registries and cached
 peers:

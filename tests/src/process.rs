@@ -177,6 +177,11 @@ impl Process {
         }
     }
 
+    /// Replaces the program from the next start on, as for one of another version.
+    pub fn set_program(&mut self, program: PathBuf) {
+        self.spec.program = program;
+    }
+
     /// Replaces the environment variables that the server gets beside those of the test, from the next start on.
     pub fn set_env(&mut self, env: Vec<(String, String)>) {
         self.spec.env = env;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// A server that listens here chooses its port itself.
-const ANY_PORT: &str = "127.0.0.1:0";
+pub const ANY_PORT: &str = "127.0.0.1:0";
 
 /// A real etcd with one member, which does not fsync.
 #[derive(Debug)]
@@ -142,6 +142,20 @@ impl Shard {
     /// # Errors
     /// If the shard does not start.
     pub async fn start_at(dir: &Path, name: &str, listen: &str, flags: &[String]) -> anyhow::Result<Self> {
+        Self::start_program(&our_binary("kindred-shard")?, dir, name, listen, flags).await
+    }
+
+    /// Starts a shard of this program, which may be of another version.
+    ///
+    /// # Errors
+    /// If the shard does not start.
+    pub async fn start_program(
+        program: &Path,
+        dir: &Path,
+        name: &str,
+        listen: &str,
+        flags: &[String],
+    ) -> anyhow::Result<Self> {
         let mut args = vec![
             format!("--listen={listen}"),
             format!("--admin-listen={ANY_PORT}"),
@@ -153,7 +167,7 @@ impl Shard {
         }
         let spec = Spec {
             name: name.to_owned(),
-            program: our_binary("kindred-shard")?,
+            program: program.to_owned(),
             args,
             env: Vec::new(),
             ready: "kindred-shard ready ".to_owned(),

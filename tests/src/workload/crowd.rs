@@ -49,6 +49,28 @@ impl Crowd {
         seed: u64,
         careful: bool,
     ) -> anyhow::Result<Self> {
+        Self::begin(recorder, endpoints, seed, careful, true)
+    }
+
+    /// The same without the compactor, for runs in which others watch and need history.
+    ///
+    /// # Errors
+    /// If an endpoint is no valid address.
+    pub fn without_compactor(
+        recorder: &Arc<Recorder>,
+        endpoints: &Arc<Endpoints>,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        Self::begin(recorder, endpoints, seed, false, false)
+    }
+
+    fn begin(
+        recorder: &Arc<Recorder>,
+        endpoints: &Arc<Endpoints>,
+        seed: u64,
+        careful: bool,
+        compacts: bool,
+    ) -> anyhow::Result<Self> {
         let (stop_workers, stopped) = watch::channel(false);
         let (set_targets, targets) = watch::channel(None);
         let mut crowd = Self {
@@ -69,8 +91,10 @@ impl Crowd {
             let worker = crowd.worker()?;
             crowd.workers.spawn(workers::read(worker));
         }
-        let worker = crowd.worker()?;
-        crowd.workers.spawn(workers::compact(worker));
+        if compacts {
+            let worker = crowd.worker()?;
+            crowd.workers.spawn(workers::compact(worker));
+        }
         for _ in 0..WATCHERS {
             let watcher = Watcher::new(crowd.worker()?, targets.clone(), careful);
             crowd.watchers.spawn(watcher.run());
