@@ -7,6 +7,7 @@
 //! waits for a disk. Long work (freeing compacted memory, expiring leases, checkpoints) is done in slices between
 //! batches, and long reads are produced chunk by chunk on request.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
@@ -114,8 +115,13 @@ impl ApplyLoop {
 
     async fn run(mut self, stop: CancellationToken) {
         let changed = self.machine.logs.changed();
+        // One timer for all turns: one that is made anew lets the runtime wake itself by a system call each time.
+        let mut timer = pin!(tokio::time::sleep_until(self.machine.next_timer()));
         loop {
             let wake_at = self.machine.next_timer();
+            if timer.deadline() != wake_at || timer.is_elapsed() {
+                timer.as_mut().reset(wake_at);
+            }
             // What is refused is read, so that its clients ask the other member at once.
             let takes = self.machine.refuses_all() || self.machine.takes_requests(Instant::now());
             if self.requests.is_closed() && self.machine.answers_nothing(Instant::now()) {
@@ -144,12 +150,15 @@ impl ApplyLoop {
                     self.requests.close();
                     Instant::now()
                 }
-                () = tokio::time::sleep_until(wake_at) => Instant::now(),
+                () = timer.as_mut() => Instant::now(),
             };
             self.machine.end_batch(Instant::now());
             self.machine.metrics.turn(began.elapsed());
-            // The tasks that were just answered run first, and fill the queue for the next batch.
-            tokio::task::yield_now().await;
+            // The tasks that were just answered run first, and fill the queue for the next batch. With an empty queue the
+            // loop waits anyway.
+            if self.held.is_some() || !self.requests.is_empty() || !self.controls.is_empty() {
+                tokio::task::yield_now().await;
+            }
         }
         self.end().await;
     }

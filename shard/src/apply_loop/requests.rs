@@ -31,6 +31,10 @@ impl Requests {
         self.0.try_recv()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Senders are refused from now on.
     pub(super) fn close(&mut self) {
         self.0.close();
