@@ -99,11 +99,11 @@ mod tests {
         assert!(super::process_nanos(u32::MAX - 1).is_err());
     }
 
-    #[test]
-    fn sleeps_are_voluntary_switches() {
+    #[tokio::test]
+    async fn sleeps_are_voluntary_switches() {
         let before = super::Usage::of(std::process::id()).unwrap();
         for _ in 0..5 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
         }
         let used = super::Usage::of(std::process::id()).unwrap().since(before);
         assert!(used.switches[0] >= 5, "{used:?}");

@@ -106,7 +106,7 @@ impl Running {
 struct Syscalls(Vec<(Child, tempfile::NamedTempFile)>);
 
 impl Syscalls {
-    fn begin(pids: &[(String, u32)]) -> Option<Self> {
+    async fn begin(pids: &[(String, u32)]) -> Option<Self> {
         let mut all = Vec::new();
         for (_, pid) in pids {
             let file = tempfile::NamedTempFile::new().ok()?;
@@ -120,7 +120,7 @@ impl Syscalls {
             all.push((child, file));
         }
         // It says nothing when it has begun.
-        std::thread::sleep(Duration::from_millis(500));
+        tokio::time::sleep(Duration::from_millis(500)).await;
         Some(Self(all))
     }
 
@@ -232,7 +232,7 @@ async fn row(options: &Options, all: &[Running], load: &Load) -> anyhow::Result<
     // In a round of its own, since counting costs time.
     for (running, cell) in all.iter().zip(&mut cells).filter(|(_, cell)| cell.failed.is_none()) {
         let target = running.target(load);
-        let counting = Syscalls::begin(&running.server.pids);
+        let counting = Syscalls::begin(&running.server.pids).await;
         measure::ops(&running.server, &target, load.kind, ops, load.rate).await?;
         // With those that warmed up, and those of the half second before, in which there is nothing to do.
         let counted = (ops + measure::warm_up(ops)) as f64;
