@@ -1,0 +1,214 @@
+//! The decoder of header blocks (RFC 7541, section 6). It keeps the table that the client's encoder relies on, so every
+//! block of a connection passes through it, also when nobody wants the fields.
+
+use std::sync::Arc;
+
+use super::{
+    field::{Field, Name, OVERHEAD},
+    huffman, integer,
+    static_table::TABLE as STATIC,
+    table::{Entry, Table},
+};
+use crate::{head::Method, routes::Routes};
+
+/// A block that cannot be decoded. Both sides disagree about the table from then on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CompressionError {
+    /// The block ends in the middle of a field.
+    Truncated,
+    /// An integer is larger than 32 bits.
+    Integer,
+    /// No field has the index.
+    Index,
+    Huffman,
+    /// The table may not be so large.
+    TableSize,
+    /// The table's size changes behind a field.
+    LateUpdate,
+    /// The table's size had to change and did not.
+    MissingUpdate,
+}
+
+/// What takes the fields of a block.
+pub(crate) trait Sink {
+    fn field(&mut self, field: &Field);
+}
+
+/// A sink for what nobody wants.
+impl Sink for () {
+    fn field(&mut self, _field: &Field) {}
+}
+
+/// The fields of a block were all taken, or there were too many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Taken {
+    All,
+    /// The list is larger than allowed, and its end was not given to the sink.
+    TooLarge,
+}
+
+/// The decoder of one connection.
+#[derive(Debug)]
+pub(crate) struct Decoder {
+    table: Table,
+    routes: Arc<Routes>,
+    /// The maximum size that an update may set.
+    size_allowed: usize,
+    /// The table must become this small at the begin of the next block, because it was told to.
+    size_required: Option<usize>,
+    name: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// The size of the table before anything else was said.
+const SIZE_DEFAULT: usize = 4096;
+
+impl Decoder {
+    /// The client learns of `size` from SETTINGS. Until it says so, the default holds as well.
+    pub(crate) fn new(size: usize, routes: Arc<Routes>) -> Self {
+        Self {
+            table: Table::new(SIZE_DEFAULT),
+            routes,
+            size_allowed: size.max(SIZE_DEFAULT),
+            size_required: None,
+            name: Vec::new(),
+            value: Vec::new(),
+        }
+    }
+
+    /// The client has acknowledged the size.
+    pub(crate) fn acknowledged(&mut self, size: usize) {
+        self.size_allowed = size;
+        self.size_required = (size < SIZE_DEFAULT).then_some(size);
+    }
+
+    /// Decodes a block. The sum of the fields' sizes may be `list_max`.
+    ///
+    /// # Errors
+    /// When the table is in doubt from here on.
+    #[inline]
+    pub(crate) fn decode(
+        &mut self,
+        block: &[u8],
+        list_max: usize,
+        sink: &mut impl Sink,
+    ) -> Result<Taken, CompressionError> {
+        let (mut at, mut left, mut taken) = (0, list_max, Taken::All);
+        if block.first().is_some_and(|first| first & 0xe0 == 0x20) || self.size_required.is_some() {
+            self.updates(block, &mut at)?;
+        }
+        let mut take = |field: &Field, size: usize| match left.checked_sub(size) {
+            Some(rest) => {
+                left = rest;
+                sink.field(field);
+            }
+            None => {
+                // Smaller fields may follow; none of them is taken.
+                left = 0;
+                taken = Taken::TooLarge;
+            }
+        };
+        while let Some(&first) = block.get(at) {
+            if first & 0x80 != 0 {
+                let index = integer::read(block, &mut at, 7)? as usize;
+                if index > STATIC.len() {
+                    let entry = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+                    take(&entry.field, entry.size as usize);
+                } else {
+                    let (field, size) = self.of_static(index)?;
+                    take(&field, size);
+                }
+            } else if first & 0x40 != 0 {
+                let entry = self.literal(block, &mut at, 6)?;
+                match self.table.insert(entry) {
+                    Ok(entry) => take(&entry.field, entry.size as usize),
+                    Err(entry) => take(&entry.field, entry.size as usize),
+                }
+            } else if first & 0x20 != 0 {
+                return Err(CompressionError::LateUpdate);
+            } else {
+                let entry = self.literal(block, &mut at, 4)?;
+                take(&entry.field, entry.size as usize);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Takes the updates of the table's size at the begin of a block.
+    #[cold]
+    fn updates(&mut self, block: &[u8], at: &mut usize) -> Result<(), CompressionError> {
+        let mut smallest = usize::MAX;
+        while block.get(*at).is_some_and(|first| first & 0xe0 == 0x20) {
+            let size = integer::read(block, at, 5)? as usize;
+            if size > self.size_allowed {
+                return Err(CompressionError::TableSize);
+            }
+            smallest = smallest.min(size);
+            self.table.resize(size);
+        }
+        match self.size_required.take() {
+            Some(required) if smallest > required => Err(CompressionError::MissingUpdate),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn of_static(&self, index: usize) -> Result<(Field, usize), CompressionError> {
+        match index {
+            // These three are in every request.
+            3 => return Ok((Field::Method(Method::Post), ":method".len() + "POST".len() + OVERHEAD)),
+            6 => return Ok((Field::Scheme, ":scheme".len() + "http".len() + OVERHEAD)),
+            7 => return Ok((Field::Scheme, ":scheme".len() + "https".len() + OVERHEAD)),
+            _ => {}
+        }
+        let (name, value) = STATIC.get(index.wrapping_sub(1)).ok_or(CompressionError::Index)?;
+        let size = name.len() + value.len() + OVERHEAD;
+        Ok((Field::read(Name::of(name.as_bytes()), value.as_bytes(), &self.routes), size))
+    }
+
+    /// Reads a literal field whose first byte ends with `bits` bits of the index of its name.
+    #[inline]
+    fn literal(&mut self, block: &[u8], at: &mut usize, bits: u8) -> Result<Entry, CompressionError> {
+        let index = integer::read(block, at, bits)? as usize;
+        let name = if index > STATIC.len() {
+            let entry = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+            entry.field.name()
+        } else if index > 0 {
+            Name::of(STATIC[index - 1].0.as_bytes())
+        } else {
+            Name::of(string(block, at, &mut self.name)?)
+        };
+        let value = string(block, at, &mut self.value)?;
+        let size = (name.len() + value.len() + OVERHEAD) as u32;
+        Ok(Entry { field: Field::read(name, value, &self.routes), size })
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn table(&self) -> &Table {
+        &self.table
+    }
+}
+
+/// Reads a string. A coded one is decoded into `scratch`.
+#[inline]
+fn string<'a>(
+    block: &'a [u8],
+    at: &mut usize,
+    scratch: &'a mut Vec<u8>,
+) -> Result<&'a [u8], CompressionError> {
+    let coded = block.get(*at).is_some_and(|first| first & 0x80 != 0);
+    let length = integer::read(block, at, 7)? as usize;
+    let end = at.checked_add(length).filter(|end| *end <= block.len()).ok_or(CompressionError::Truncated)?;
+    let text = &block[*at..end];
+    *at = end;
+    if !coded {
+        return Ok(text);
+    }
+    scratch.clear();
+    huffman::decode(text, scratch).map_err(|_| CompressionError::Huffman)?;
+    Ok(scratch)
+}
+
+#[cfg(test)]
+mod tests;
