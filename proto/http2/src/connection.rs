@@ -15,6 +15,7 @@ use crate::{
     },
     limits::{Budget, Limits},
     receive::Continuing,
+    request::Memory,
     routes::Routes,
     send::Sender,
     streams::{StreamId, Streams},
@@ -51,6 +52,7 @@ pub struct Connection {
     pub(crate) phase: Phase,
     pub(crate) ending: Ending,
     pub(crate) decoder: Decoder,
+    pub(crate) memory: Memory,
     pub(crate) streams: Streams,
     pub(crate) sender: Sender,
     /// The highest stream that the client has begun.
@@ -95,6 +97,7 @@ impl Connection {
             phase: Phase::Preface,
             ending: Ending::No,
             decoder: Decoder::new(limits.header_table_bytes as usize, routes),
+            memory: Memory::default(),
             streams: Streams::new(),
             sender,
             last: 0,

@@ -1,15 +1,23 @@
 //! The head of a request, as a gRPC server wants it.
 
-use std::time::Duration;
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
 use crate::routes::RouteId;
 
-/// What a client asks for. What has no place of its own is in `metadata`.
+/// What a client asks for. It is also its [`Common`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
     pub path: Path,
+    pub timeout: Timeout,
+    /// Requests of a connection that say the same here share it.
+    pub common: Arc<Common>,
+}
+
+/// What is the same in most requests of a client. What has no place of its own is in `metadata`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Common {
     /// `:authority`, or `host` where there is none.
     pub authority: Option<Bytes>,
     pub user_agent: Option<Bytes>,
@@ -17,11 +25,18 @@ pub struct RequestHead {
     pub encoding: Option<Bytes>,
     /// Other fields in the order of their arrival. Values of names that end with `-bin` are as they were sent, in base64.
     pub metadata: Vec<(Bytes, Bytes)>,
-    pub timeout: Timeout,
     pub method: Method,
     pub content_type: ContentType,
     /// Whether there is `te: trailers`, which gRPC asks for to find proxies that lose trailers.
     pub te_trailers: bool,
+}
+
+impl Deref for RequestHead {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 /// A path, as the id that [`crate::Routes`] gives it.
@@ -128,15 +143,13 @@ impl Timeout {
     }
 }
 
-impl RequestHead {
+impl Common {
     pub(crate) const fn empty() -> Self {
         Self {
-            path: Path::Unknown(Bytes::new()),
             authority: None,
             user_agent: None,
             encoding: None,
             metadata: Vec::new(),
-            timeout: Timeout::None,
             method: Method::Other,
             content_type: ContentType::Missing,
             te_trailers: false,

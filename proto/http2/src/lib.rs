@@ -65,7 +65,7 @@ pub use connection::Connection;
 pub use error::{ConnectionError, SendError};
 pub use event::Event;
 pub use frame::ErrorCode;
-pub use head::{ContentType, Method, Path, RequestHead, TimeUnit, Timeout};
+pub use head::{Common, ContentType, Method, Path, RequestHead, TimeUnit, Timeout};
 pub use hpack::encoder::{BadField, Block, Trailers};
 pub use limits::Limits;
 pub use routes::{RouteId, Routes};

@@ -1,11 +1,23 @@
 //! Makes the head of a request out of its fields, and judges whether it is well-formed (RFC 9113, section 8).
+//!
+//! A client says nearly the same in each request. [`Memory`] has what recent requests said beside path and timeout, as the
+//! numbers of their fields. A request with the same numbers in the same order is judged and shared without looking at
+//! its fields.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::{
-    head::{Path, RequestHead},
-    hpack::{decoder::Sink, field::Field},
+    head::{Common, Path, RequestHead, Timeout},
+    hpack::{
+        decoder::{FieldId, Sink},
+        field::Field,
+    },
 };
+
+/// So many different requests are remembered.
+const REMEMBERED: usize = 4;
 
 /// Fields that were seen.
 mod seen {
@@ -18,88 +30,287 @@ mod seen {
     pub(super) const REQUIRED: u8 = METHOD | SCHEME | PATH;
 }
 
-/// A head that is being made.
-pub(crate) struct HeadBuilder {
-    head: RequestHead,
-    host: Option<Bytes>,
+/// A request that was well-formed, without its path and timeout.
+#[derive(Debug)]
+struct Remembered {
+    fields: Vec<(FieldId, Field)>,
+    /// How many of the fields are pseudo-header fields.
+    pseudo: usize,
+    common: Arc<Common>,
     content_length: Option<u64>,
-    seen: u8,
-    malformed: bool,
+}
+
+/// Recent requests of a connection, of which `last` is the newest.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    requests: Vec<Remembered>,
+    last: usize,
+}
+
+impl Memory {
+    /// Where there is a request that begins as the last one does, for so many fields, and goes on with this one; or, with
+    /// none, ends there.
+    fn like(&self, matched: usize, next: Option<FieldId>) -> Option<usize> {
+        let begin = self.requests.get(self.last).map_or(&[][..], |last| &last.fields[..matched]);
+        self.requests.iter().position(|other| {
+            other.fields.get(matched).map(|field| field.0) == next
+                && other.fields.len() >= matched
+                && other.fields.iter().zip(begin).all(|(one, two)| one.0 == two.0)
+        })
+    }
+
+    fn remember(&mut self, request: Remembered) {
+        if self.requests.len() < REMEMBERED {
+            self.last = self.requests.len();
+            self.requests.push(request);
+        } else {
+            self.last = (self.last + 1) % REMEMBERED;
+            self.requests[self.last] = request;
+        }
+    }
 }
 
 /// What a request breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-impl HeadBuilder {
-    pub(crate) const fn new() -> Self {
-        Self { head: RequestHead::empty(), host: None, content_length: None, seen: 0, malformed: false }
-    }
+/// A place among the fields that are remembered, which is behind all of them where there is none.
+const NOWHERE: usize = usize::MAX;
 
-    #[inline]
-    fn pseudo(&mut self, bit: u8) {
-        self.malformed |= self.seen & (bit | seen::REGULAR) != 0;
-        self.seen |= bit;
+/// A head that is being made.
+pub(crate) struct HeadBuilder<'a> {
+    memory: &'a mut Memory,
+    /// How many fields were those of the remembered request.
+    matched: usize,
+    path: Path,
+    timeout: Timeout,
+    /// How many of the remembered fields came before the path, and before the first timeout.
+    path_at: usize,
+    timeout_at: usize,
+    malformed: bool,
+    /// A request that is not remembered is made here.
+    new: Option<Box<New>>,
+}
+
+impl<'a> HeadBuilder<'a> {
+    pub(crate) const fn new(memory: &'a mut Memory) -> Self {
+        Self {
+            memory,
+            matched: 0,
+            path: Path::Unknown(Bytes::new()),
+            timeout: Timeout::None,
+            path_at: NOWHERE,
+            timeout_at: NOWHERE,
+            malformed: false,
+            new: None,
+        }
     }
 
     /// The head, and the length of its body if that is known.
     #[inline]
     pub(crate) fn finish(mut self) -> Result<(RequestHead, Option<u64>), Malformed> {
-        if self.malformed || self.seen & seen::REQUIRED != seen::REQUIRED {
-            return Err(Malformed);
-        }
-        if let Some(host) = self.host {
-            match &self.head.authority {
-                Some(authority) if *authority != host => return Err(Malformed),
-                Some(_) => {}
-                None => self.head.authority = Some(host),
+        if self.new.is_none() {
+            let last = self.memory.requests.get(self.memory.last);
+            if last.is_none_or(|last| last.fields.len() != self.matched) {
+                self.shorter();
             }
         }
-        Ok((self.head, self.content_length))
+        if let Some(new) = self.new.take() {
+            let (common, content_length) = new.finish(self.malformed, self.memory)?;
+            let head = RequestHead { path: self.path, timeout: self.timeout, common };
+            return Ok((head, content_length));
+        }
+        let Some(known) = self.memory.requests.get(self.memory.last) else { return Err(Malformed) };
+        // What is remembered is well-formed, if the path comes among its pseudo-header fields and the timeout after them.
+        if self.malformed || self.path_at > known.pseudo || self.timeout_at < known.pseudo {
+            return Err(Malformed);
+        }
+        let head = RequestHead { path: self.path, timeout: self.timeout, common: known.common.clone() };
+        Ok((head, known.content_length))
+    }
+
+    /// The request ends where the remembered one goes on.
+    #[cold]
+    fn shorter(&mut self) {
+        match self.memory.like(self.matched, None) {
+            Some(other) => self.memory.last = other,
+            None => self.new = Some(self.replayed()),
+        }
+    }
+
+    /// The next field is not the remembered one.
+    #[cold]
+    fn other(&mut self, id: FieldId, field: &Field) {
+        if self.new.is_none()
+            && id != FieldId::NONE
+            && let Some(other) = self.memory.like(self.matched, Some(id))
+        {
+            self.memory.last = other;
+            self.matched += 1;
+            return;
+        }
+        if self.new.is_none() {
+            self.new = Some(self.replayed());
+        }
+        if let Some(new) = &mut self.new {
+            new.field(id, field);
+        }
+    }
+
+    /// What was matched so far, with path and timeout in their places, as if nothing had been remembered.
+    fn replayed(&mut self) -> Box<New> {
+        let mut new = Box::new(New::empty());
+        let known = self.memory.requests.get(self.memory.last).map_or(&[][..], |last| &last.fields[..]);
+        for at in 0..=self.matched {
+            if at == self.path_at {
+                new.pseudo(seen::PATH);
+            }
+            if at == self.timeout_at {
+                new.seen |= seen::REGULAR;
+            }
+            if at < self.matched {
+                new.field(known[at].0, &known[at].1);
+            }
+        }
+        new
     }
 }
 
-impl Sink for HeadBuilder {
+impl Sink for HeadBuilder<'_> {
     #[inline]
-    fn field(&mut self, field: &Field) {
+    fn field(&mut self, id: FieldId, field: &Field) {
         match field {
-            Field::Method(method) => {
-                self.pseudo(seen::METHOD);
-                self.head.method = *method;
-                return;
-            }
-            Field::Scheme => return self.pseudo(seen::SCHEME),
-            Field::Authority(authority) => {
-                self.pseudo(seen::AUTHORITY);
-                self.head.authority = Some(authority.clone());
-                return;
-            }
             Field::Path(path) => {
-                self.pseudo(seen::PATH);
-                self.head.path = match path {
+                self.malformed |= self.path_at != NOWHERE || self.timeout_at != NOWHERE;
+                self.path_at = self.matched;
+                self.path = match path {
                     Path::Known(route) => Path::Known(*route),
                     Path::Unknown(path) => Path::Unknown(path.clone()),
                 };
+                if let Some(new) = &mut self.new {
+                    new.pseudo(seen::PATH);
+                }
+            }
+            Field::Timeout(timeout) => {
+                self.timeout = *timeout;
+                self.timeout_at = self.timeout_at.min(self.matched);
+                if let Some(new) = &mut self.new {
+                    new.seen |= seen::REGULAR;
+                }
+            }
+            _ => {
+                let last = self.memory.requests.get(self.memory.last);
+                let expected = last.and_then(|last| last.fields.get(self.matched));
+                if self.new.is_none() && expected.is_some_and(|expected| expected.0 == id) {
+                    self.matched += 1;
+                } else {
+                    self.other(id, field);
+                }
+            }
+        }
+    }
+}
+
+/// A request that says something new.
+struct New {
+    common: Common,
+    host: Option<Bytes>,
+    content_length: Option<u64>,
+    fields: Vec<(FieldId, Field)>,
+    pseudo: usize,
+    seen: u8,
+    malformed: bool,
+}
+
+impl New {
+    const fn empty() -> Self {
+        Self {
+            common: Common::empty(),
+            host: None,
+            content_length: None,
+            fields: Vec::new(),
+            pseudo: 0,
+            seen: 0,
+            malformed: false,
+        }
+    }
+
+    fn pseudo(&mut self, bit: u8) {
+        self.malformed |= self.seen & (bit | seen::REGULAR) != 0;
+        self.seen |= bit;
+    }
+
+    fn field(&mut self, id: FieldId, field: &Field) {
+        self.fields.push((id, field.clone()));
+        match field {
+            Field::Method(method) => {
+                self.pseudo(seen::METHOD);
+                self.common.method = *method;
+            }
+            Field::Scheme => self.pseudo(seen::SCHEME),
+            Field::Authority(authority) => {
+                self.pseudo(seen::AUTHORITY);
+                self.common.authority = Some(authority.clone());
+            }
+            _ => {
+                self.seen |= seen::REGULAR;
+                self.regular(field);
                 return;
             }
-            Field::ContentType(content_type) => self.head.content_type = *content_type,
+        }
+        self.pseudo += 1;
+    }
+
+    fn regular(&mut self, field: &Field) {
+        match field {
+            Field::ContentType(content_type) => self.common.content_type = *content_type,
             Field::ContentLength(length) => {
                 self.malformed |= self.content_length.is_some_and(|other| other != *length);
                 self.content_length = Some(*length);
             }
-            Field::TeTrailers => self.head.te_trailers = true,
-            Field::Timeout(timeout) => self.head.timeout = *timeout,
-            Field::Encoding(encoding) => self.head.encoding.clone_from(encoding),
-            Field::AcceptEncoding => {}
-            Field::UserAgent(agent) => self.head.user_agent = Some(agent.clone()),
+            Field::TeTrailers => self.common.te_trailers = true,
+            Field::Encoding(encoding) => self.common.encoding.clone_from(encoding),
+            Field::UserAgent(agent) => self.common.user_agent = Some(agent.clone()),
             Field::Host(host) => {
                 self.malformed |= self.host.as_ref().is_some_and(|other| other != host);
                 self.host = Some(host.clone());
             }
-            Field::Metadata(name, value) => self.head.metadata.push((name.clone(), value.clone())),
-            Field::Malformed(_) => self.malformed = true,
+            Field::Metadata(name, value) => self.common.metadata.push((name.clone(), value.clone())),
+            Field::AcceptEncoding | Field::Timeout(_) => {}
+            Field::Malformed(_)
+            | Field::Method(_)
+            | Field::Scheme
+            | Field::Authority(_)
+            | Field::Path(_) => self.malformed = true,
         }
-        self.seen |= seen::REGULAR;
+    }
+
+    /// Remembers the request, if it is well-formed and can be recognised.
+    fn finish(
+        mut self,
+        malformed: bool,
+        memory: &mut Memory,
+    ) -> Result<(Arc<Common>, Option<u64>), Malformed> {
+        if malformed || self.malformed || self.seen & seen::REQUIRED != seen::REQUIRED {
+            return Err(Malformed);
+        }
+        if let Some(host) = self.host {
+            match &self.common.authority {
+                Some(authority) if *authority != host => return Err(Malformed),
+                Some(_) => {}
+                None => self.common.authority = Some(host),
+            }
+        }
+        let (common, content_length) = (Arc::new(self.common), self.content_length);
+        if self.fields.iter().all(|(id, _)| *id != FieldId::NONE) {
+            memory.remember(Remembered {
+                fields: self.fields,
+                pseudo: self.pseudo,
+                common: common.clone(),
+                content_length,
+            });
+        }
+        Ok((common, content_length))
     }
 }
 
@@ -110,7 +321,7 @@ pub(crate) struct TrailerCheck {
 }
 
 impl Sink for TrailerCheck {
-    fn field(&mut self, field: &Field) {
+    fn field(&mut self, _id: FieldId, field: &Field) {
         self.malformed |= matches!(
             field,
             Field::Method(_) | Field::Scheme | Field::Path(_) | Field::Authority(_) | Field::Malformed(_)
@@ -118,3 +329,5 @@ impl Sink for TrailerCheck {
     }
 }
 
+#[cfg(test)]
+mod tests;

@@ -29,15 +29,29 @@ pub(crate) enum CompressionError {
     MissingUpdate,
 }
 
+/// What a field is called as long as a connection lasts: an index of the static table, or the number of an entry that
+/// was inserted. Fields with one number are the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FieldId(pub(crate) u64);
+
+impl FieldId {
+    /// A field that is in no table.
+    pub(crate) const NONE: Self = Self(0);
+}
+
 /// What takes the fields of a block.
 pub(crate) trait Sink {
-    fn field(&mut self, field: &Field);
+    fn field(&mut self, id: FieldId, field: &Field);
 }
 
 /// A sink for what nobody wants.
 impl Sink for () {
-    fn field(&mut self, _field: &Field) {}
+    fn field(&mut self, _id: FieldId, _field: &Field) {}
 }
+
+/// Fields that are in every request.
+static POST: Field = Field::Method(Method::Post);
+static SCHEME: Field = Field::Scheme;
 
 /// The fields of a block were all taken, or there were too many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,10 +112,10 @@ impl Decoder {
         if block.first().is_some_and(|first| first & 0xe0 == 0x20) || self.size_required.is_some() {
             self.updates(block, &mut at)?;
         }
-        let mut take = |field: &Field, size: usize| match left.checked_sub(size) {
+        let mut take = |id: FieldId, field: &Field, size: usize| match left.checked_sub(size) {
             Some(rest) => {
                 left = rest;
-                sink.field(field);
+                sink.field(id, field);
             }
             None => {
                 // Smaller fields may follow; none of them is taken.
@@ -113,23 +127,32 @@ impl Decoder {
             if first & 0x80 != 0 {
                 let index = integer::read(block, &mut at, 7)? as usize;
                 if index > STATIC.len() {
-                    let entry = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
-                    take(&entry.field, entry.size as usize);
-                } else {
-                    let (field, size) = self.of_static(index)?;
-                    take(&field, size);
+                    let (number, entry) =
+                        self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+                    take(FieldId(number), &entry.field, entry.size as usize);
+                    continue;
+                }
+                let id = FieldId(index as u64);
+                match index {
+                    3 => take(id, &POST, ":method".len() + "POST".len() + OVERHEAD),
+                    6 => take(id, &SCHEME, ":scheme".len() + "http".len() + OVERHEAD),
+                    7 => take(id, &SCHEME, ":scheme".len() + "https".len() + OVERHEAD),
+                    _ => {
+                        let (field, size) = self.of_static(index)?;
+                        take(id, &field, size);
+                    }
                 }
             } else if first & 0x40 != 0 {
                 let entry = self.literal(block, &mut at, 6)?;
                 match self.table.insert(entry) {
-                    Ok(entry) => take(&entry.field, entry.size as usize),
-                    Err(entry) => take(&entry.field, entry.size as usize),
+                    Ok((number, entry)) => take(FieldId(number), &entry.field, entry.size as usize),
+                    Err(entry) => take(FieldId::NONE, &entry.field, entry.size as usize),
                 }
             } else if first & 0x20 != 0 {
                 return Err(CompressionError::LateUpdate);
             } else {
                 let entry = self.literal(block, &mut at, 4)?;
-                take(&entry.field, entry.size as usize);
+                take(FieldId::NONE, &entry.field, entry.size as usize);
             }
         }
         Ok(taken)
@@ -153,15 +176,8 @@ impl Decoder {
         }
     }
 
-    #[inline]
+    #[cold]
     fn of_static(&self, index: usize) -> Result<(Field, usize), CompressionError> {
-        match index {
-            // These three are in every request.
-            3 => return Ok((Field::Method(Method::Post), ":method".len() + "POST".len() + OVERHEAD)),
-            6 => return Ok((Field::Scheme, ":scheme".len() + "http".len() + OVERHEAD)),
-            7 => return Ok((Field::Scheme, ":scheme".len() + "https".len() + OVERHEAD)),
-            _ => {}
-        }
         let (name, value) = STATIC.get(index.wrapping_sub(1)).ok_or(CompressionError::Index)?;
         let size = name.len() + value.len() + OVERHEAD;
         Ok((Field::read(Name::of(name.as_bytes()), value.as_bytes(), &self.routes), size))
@@ -172,7 +188,7 @@ impl Decoder {
     fn literal(&mut self, block: &[u8], at: &mut usize, bits: u8) -> Result<Entry, CompressionError> {
         let index = integer::read(block, at, bits)? as usize;
         let name = if index > STATIC.len() {
-            let entry = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+            let (_, entry) = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
             entry.field.name()
         } else if index > 0 {
             Name::of(STATIC[index - 1].0.as_bytes())

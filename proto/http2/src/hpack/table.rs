@@ -11,29 +11,35 @@ pub(crate) struct Entry {
     pub(crate) size: u32,
 }
 
+/// The number of the first entry that is inserted.
+const FIRST: u64 = 62;
+
 /// The table. An insertion moves no entries: an index counts from the newest end.
 #[derive(Debug)]
 pub(crate) struct Table {
     entries: VecDeque<Entry>,
     size: usize,
     size_max: usize,
+    /// The number of the next entry. The first numbers are those of the static table.
+    next: u64,
 }
 
 impl Table {
     pub(crate) fn new(size_max: usize) -> Self {
-        Self { entries: VecDeque::new(), size: 0, size_max }
+        Self { entries: VecDeque::new(), size: 0, size_max, next: FIRST }
     }
 
-    /// The entry with an index, of which the newest is 0.
+    /// The entry with an index, of which the newest is 0, and its number.
     #[inline]
-    pub(crate) fn get(&self, index: usize) -> Option<&Entry> {
+    pub(crate) fn get(&self, index: usize) -> Option<(u64, &Entry)> {
         // A wrapped difference is above the length.
-        self.entries.get(self.entries.len().wrapping_sub(index).wrapping_sub(1))
+        let entry = self.entries.get(self.entries.len().wrapping_sub(index).wrapping_sub(1))?;
+        Some((self.next - 1 - index as u64, entry))
     }
 
-    /// Adds an entry, and returns it: the oldest make room. One that is larger than the table leaves it empty.
+    /// Adds an entry, and returns it with its number: the oldest make room. One that is larger than the table leaves it empty.
     #[inline]
-    pub(crate) fn insert(&mut self, entry: Entry) -> Result<&Entry, Entry> {
+    pub(crate) fn insert(&mut self, entry: Entry) -> Result<(u64, &Entry), Entry> {
         let size = entry.size as usize;
         debug_assert!(size >= OVERHEAD, "the overhead is a part of the size");
         self.shrink(self.size_max.saturating_sub(size));
@@ -42,7 +48,9 @@ impl Table {
         }
         self.size += size;
         self.entries.push_back(entry);
-        Ok(&self.entries[self.entries.len() - 1])
+        let number = self.next;
+        self.next += 1;
+        Ok((number, &self.entries[self.entries.len() - 1]))
     }
 
     pub(crate) fn resize(&mut self, size_max: usize) {

@@ -146,8 +146,9 @@ impl Connection {
             let _taken = self.decode(block, &mut ())?;
             return self.refuse(id, ErrorCode::REFUSED_STREAM);
         }
-        let mut builder = HeadBuilder::new();
-        if self.decode(block, &mut builder)? == Taken::TooLarge {
+        let mut builder = HeadBuilder::new(&mut self.memory);
+        let list_max = self.limits.header_list_bytes_max as usize;
+        if self.decoder.decode(block, list_max, &mut builder).map_err(compression)? == Taken::TooLarge {
             return self.refuse(id, ErrorCode::ENHANCE_YOUR_CALM);
         }
         let Ok((request, body)) = builder.finish() else {
