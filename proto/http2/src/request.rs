@@ -30,10 +30,18 @@ mod seen {
     pub(super) const REQUIRED: u8 = METHOD | SCHEME | PATH;
 }
 
+/// The most fields of a request that is remembered, and one for the end.
+const FIELDS: usize = 16;
+
+/// The numbers of the fields of a remembered request, with `END` behind them.
+type Ids = [FieldId; FIELDS];
+const END: FieldId = FieldId(u64::MAX);
+
 /// A request that was well-formed, without its path and timeout.
 #[derive(Debug)]
 struct Remembered {
-    fields: Vec<(FieldId, Field)>,
+    ids: Ids,
+    fields: Vec<Field>,
     /// How many of the fields are pseudo-header fields.
     pseudo: usize,
     common: Arc<Common>,
@@ -48,15 +56,9 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Where there is a request that begins as the last one does, for so many fields, and goes on with this one; or, with
-    /// none, ends there.
-    fn like(&self, matched: usize, next: Option<FieldId>) -> Option<usize> {
-        let begin = self.requests.get(self.last).map_or(&[][..], |last| &last.fields[..matched]);
-        self.requests.iter().position(|other| {
-            other.fields.get(matched).map(|field| field.0) == next
-                && other.fields.len() >= matched
-                && other.fields.iter().zip(begin).all(|(one, two)| one.0 == two.0)
-        })
+    /// Another request that begins with these fields.
+    fn like(&self, ids: &[FieldId]) -> Option<usize> {
+        self.requests.iter().position(|other| other.ids.starts_with(ids))
     }
 
     fn remember(&mut self, request: Remembered) {
@@ -80,6 +82,8 @@ const NOWHERE: usize = usize::MAX;
 /// A head that is being made.
 pub(crate) struct HeadBuilder<'a> {
     memory: &'a mut Memory,
+    /// The numbers of the remembered request, or nothing when this one is new.
+    ids: Ids,
     /// How many fields were those of the remembered request.
     matched: usize,
     path: Path,
@@ -93,8 +97,10 @@ pub(crate) struct HeadBuilder<'a> {
 }
 
 impl<'a> HeadBuilder<'a> {
-    pub(crate) const fn new(memory: &'a mut Memory) -> Self {
+    #[inline]
+    pub(crate) fn new(memory: &'a mut Memory) -> Self {
         Self {
+            ids: memory.requests.get(memory.last).map_or([END; FIELDS], |last| last.ids),
             memory,
             matched: 0,
             path: Path::Unknown(Bytes::new()),
@@ -109,11 +115,8 @@ impl<'a> HeadBuilder<'a> {
     /// The head, and the length of its body if that is known.
     #[inline]
     pub(crate) fn finish(mut self) -> Result<(RequestHead, Option<u64>), Malformed> {
-        if self.new.is_none() {
-            let last = self.memory.requests.get(self.memory.last);
-            if last.is_none_or(|last| last.fields.len() != self.matched) {
-                self.shorter();
-            }
+        if self.new.is_none() && (self.ids[self.matched] != END || self.matched == 0) {
+            self.shorter();
         }
         if let Some(new) = self.new.take() {
             let (common, content_length) = new.finish(self.malformed, self.memory)?;
@@ -132,35 +135,54 @@ impl<'a> HeadBuilder<'a> {
     /// The request ends where the remembered one goes on.
     #[cold]
     fn shorter(&mut self) {
-        match self.memory.like(self.matched, None) {
-            Some(other) => self.memory.last = other,
-            None => self.new = Some(self.replayed()),
+        let mut ids = self.ids;
+        ids[self.matched] = END;
+        match self.memory.like(&ids[..=self.matched]) {
+            Some(other) if self.matched > 0 => self.memory.last = other,
+            _ => self.begin_new(),
         }
     }
 
     /// The next field is not the remembered one.
     #[cold]
     fn other(&mut self, id: FieldId, field: &Field) {
-        if self.new.is_none()
-            && id != FieldId::NONE
-            && let Some(other) = self.memory.like(self.matched, Some(id))
-        {
-            self.memory.last = other;
-            self.matched += 1;
-            return;
-        }
         if self.new.is_none() {
-            self.new = Some(self.replayed());
+            if self.again(id, field) {
+                self.matched += 1;
+                return;
+            }
+            self.begin_new();
         }
         if let Some(new) = &mut self.new {
             new.field(id, field);
         }
     }
 
-    /// What was matched so far, with path and timeout in their places, as if nothing had been remembered.
-    fn replayed(&mut self) -> Box<New> {
+    /// Whether the field is the remembered one after all, because it has entered the table again, or that of another
+    /// request which began in the same way.
+    fn again(&mut self, id: FieldId, field: &Field) -> bool {
+        let last = self.memory.last;
+        if let Some(known) = self.memory.requests.get_mut(last)
+            && known.fields.get(self.matched) == Some(field)
+        {
+            if id != FieldId::NONE {
+                known.ids[self.matched] = id;
+                self.ids[self.matched] = id;
+            }
+            return true;
+        }
+        let mut ids = self.ids;
+        ids[self.matched] = id;
+        let Some(other) = self.memory.like(&ids[..=self.matched]) else { return false };
+        self.memory.last = other;
+        self.ids = self.memory.requests[other].ids;
+        true
+    }
+
+    /// Makes a new request of what was matched so far, with path and timeout in their places.
+    fn begin_new(&mut self) {
         let mut new = Box::new(New::empty());
-        let known = self.memory.requests.get(self.memory.last).map_or(&[][..], |last| &last.fields[..]);
+        let known = self.memory.requests.get(self.memory.last);
         for at in 0..=self.matched {
             if at == self.path_at {
                 new.pseudo(seen::PATH);
@@ -168,17 +190,25 @@ impl<'a> HeadBuilder<'a> {
             if at == self.timeout_at {
                 new.seen |= seen::REGULAR;
             }
-            if at < self.matched {
-                new.field(known[at].0, &known[at].1);
+            if at < self.matched
+                && let Some(known) = known
+            {
+                new.field(known.ids[at], &known.fields[at]);
             }
         }
-        new
+        self.new = Some(new);
+        // No field has this number.
+        self.ids = [END; FIELDS];
     }
 }
 
 impl Sink for HeadBuilder<'_> {
     #[inline]
     fn field(&mut self, id: FieldId, field: &Field) {
+        if self.ids[self.matched] == id {
+            self.matched += 1;
+            return;
+        }
         match field {
             Field::Path(path) => {
                 self.malformed |= self.path_at != NOWHERE || self.timeout_at != NOWHERE;
@@ -198,15 +228,7 @@ impl Sink for HeadBuilder<'_> {
                     new.seen |= seen::REGULAR;
                 }
             }
-            _ => {
-                let last = self.memory.requests.get(self.memory.last);
-                let expected = last.and_then(|last| last.fields.get(self.matched));
-                if self.new.is_none() && expected.is_some_and(|expected| expected.0 == id) {
-                    self.matched += 1;
-                } else {
-                    self.other(id, field);
-                }
-            }
+            _ => self.other(id, field),
         }
     }
 }
@@ -216,7 +238,8 @@ struct New {
     common: Common,
     host: Option<Bytes>,
     content_length: Option<u64>,
-    fields: Vec<(FieldId, Field)>,
+    ids: Vec<FieldId>,
+    fields: Vec<Field>,
     pseudo: usize,
     seen: u8,
     malformed: bool,
@@ -228,6 +251,7 @@ impl New {
             common: Common::empty(),
             host: None,
             content_length: None,
+            ids: Vec::new(),
             fields: Vec::new(),
             pseudo: 0,
             seen: 0,
@@ -241,7 +265,8 @@ impl New {
     }
 
     fn field(&mut self, id: FieldId, field: &Field) {
-        self.fields.push((id, field.clone()));
+        self.ids.push(id);
+        self.fields.push(field.clone());
         match field {
             Field::Method(method) => {
                 self.pseudo(seen::METHOD);
@@ -275,7 +300,7 @@ impl New {
                 self.malformed |= self.host.as_ref().is_some_and(|other| other != host);
                 self.host = Some(host.clone());
             }
-            Field::Metadata(name, value) => self.common.metadata.push((name.clone(), value.clone())),
+            Field::Metadata(both) => self.common.metadata.push((**both).clone()),
             Field::AcceptEncoding | Field::Timeout(_) => {}
             Field::Malformed(_)
             | Field::Method(_)
@@ -302,13 +327,11 @@ impl New {
             }
         }
         let (common, content_length) = (Arc::new(self.common), self.content_length);
-        if self.fields.iter().all(|(id, _)| *id != FieldId::NONE) {
-            memory.remember(Remembered {
-                fields: self.fields,
-                pseudo: self.pseudo,
-                common: common.clone(),
-                content_length,
-            });
+        if self.ids.len() < FIELDS && !self.ids.contains(&FieldId::NONE) {
+            let mut ids = [END; FIELDS];
+            ids[..self.ids.len()].copy_from_slice(&self.ids);
+            let (fields, pseudo) = (self.fields, self.pseudo);
+            memory.remember(Remembered { ids, fields, pseudo, common: common.clone(), content_length });
         }
         Ok((common, content_length))
     }

@@ -26,6 +26,10 @@ const FRAME_BYTES_MAX: usize = 64 * 1024;
 const SHORT_BYTES: usize = 4096;
 /// After so many turns of short streams a long one has one.
 const SHORT_TURNS: u32 = 16;
+/// The blocks of an answer when the client's table has their fields.
+const HEAD_BLOCK: [u8; 2] = Encoder::SETTLED_HEAD;
+const TRAILERS_BLOCK: [u8; 1] = Encoder::SETTLED_TRAILERS;
+
 /// How many of our resets are remembered. Frames that the client sent before it learned of them are no error.
 const OWN_RESETS: usize = 256;
 
@@ -192,26 +196,20 @@ impl Sender {
             return self.finish(streams, id, Trailers::Ok);
         }
         self.window -= total as i32;
-        let copied = if length <= COPY_BYTES_MAX { length } else { 0 };
-        self.output.bytes().reserve(64 + copied);
-        self.head(stream, &[]);
-        self.data_head(id.id, total, length as u32);
-        for piece in pieces {
-            self.output.payload_ref(piece);
+        if length <= COPY_BYTES_MAX && self.encoder.is_settled() {
+            settled(self.output.bytes(), id.id, length as u32, pieces);
+        } else {
+            self.head(stream, &[]);
+            let head = Head { length: total as u32, kind: kind::DATA, flags: 0, stream: id.id };
+            self.output.bytes().extend_from_slice(&head.encode());
+            self.output.bytes().extend_from_slice(&prefix(length as u32));
+            for piece in pieces {
+                self.output.payload_ref(piece);
+            }
+            self.end(stream, &Trailers::Ok);
         }
-        self.end(stream, &Trailers::Ok);
         self.close(streams, id);
         Ok(())
-    }
-
-    /// Writes the head of a DATA frame and the prefix of the message in it.
-    #[inline]
-    fn data_head(&mut self, id: u32, total: usize, length: u32) {
-        let mut bytes = [0; HEAD_BYTES + PREFIX_BYTES];
-        let head = Head { length: total as u32, kind: kind::DATA, flags: 0, stream: id };
-        bytes[..HEAD_BYTES].copy_from_slice(&head.encode());
-        bytes[HEAD_BYTES..].copy_from_slice(&prefix(length));
-        self.output.bytes().extend_from_slice(&bytes);
     }
 
     /// Sends the head of an answer with further metadata.
@@ -412,6 +410,39 @@ impl Sender {
         self.writable.clear();
         self.queued = 0;
     }
+}
+
+/// Writes a whole answer in three pieces, of which only the payload has no fixed length.
+#[inline]
+fn settled(out: &mut Vec<u8>, id: u32, length: u32, pieces: &[Bytes]) {
+    const DATA_AT: usize = HEAD_BYTES + HEAD_BLOCK.len();
+    let mut before = [0; DATA_AT + HEAD_BYTES + PREFIX_BYTES];
+    let head = Head {
+        length: HEAD_BLOCK.len() as u32,
+        kind: kind::HEADERS,
+        flags: flag::END_HEADERS,
+        stream: id,
+    };
+    before[..HEAD_BYTES].copy_from_slice(&head.encode());
+    before[HEAD_BYTES..DATA_AT].copy_from_slice(&HEAD_BLOCK);
+    let head = Head { length: length + PREFIX_BYTES as u32, kind: kind::DATA, flags: 0, stream: id };
+    before[DATA_AT..DATA_AT + HEAD_BYTES].copy_from_slice(&head.encode());
+    before[DATA_AT + HEAD_BYTES..].copy_from_slice(&prefix(length));
+    let mut after = [0; HEAD_BYTES + TRAILERS_BLOCK.len()];
+    let head = Head {
+        length: TRAILERS_BLOCK.len() as u32,
+        kind: kind::HEADERS,
+        flags: flag::END_HEADERS | flag::END_STREAM,
+        stream: id,
+    };
+    after[..HEAD_BYTES].copy_from_slice(&head.encode());
+    after[HEAD_BYTES..].copy_from_slice(&TRAILERS_BLOCK);
+    out.reserve(before.len() + length as usize + after.len());
+    out.extend_from_slice(&before);
+    for piece in pieces {
+        out.extend_from_slice(piece);
+    }
+    out.extend_from_slice(&after);
 }
 
 #[cfg(test)]

@@ -71,8 +71,8 @@ pub(crate) struct Decoder {
     size_allowed: usize,
     /// The table must become this small at the begin of the next block, because it was told to.
     size_required: Option<usize>,
-    name: Vec<u8>,
-    value: Vec<u8>,
+    name: huffman::Decoded,
+    value: huffman::Decoded,
 }
 
 /// The size of the table before anything else was said.
@@ -86,8 +86,8 @@ impl Decoder {
             routes,
             size_allowed: size.max(SIZE_DEFAULT),
             size_required: None,
-            name: Vec::new(),
-            value: Vec::new(),
+            name: huffman::Decoded::default(),
+            value: huffman::Decoded::default(),
         }
     }
 
@@ -125,7 +125,12 @@ impl Decoder {
         };
         while let Some(&first) = block.get(at) {
             if first & 0x80 != 0 {
-                let index = integer::read(block, &mut at, 7)? as usize;
+                let index = if first == 0xff {
+                    integer::read(block, &mut at, 7)? as usize
+                } else {
+                    at += 1;
+                    usize::from(first & 0x7f)
+                };
                 if index > STATIC.len() {
                     let (number, entry) =
                         self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
@@ -211,7 +216,7 @@ impl Decoder {
 fn string<'a>(
     block: &'a [u8],
     at: &mut usize,
-    scratch: &'a mut Vec<u8>,
+    scratch: &'a mut huffman::Decoded,
 ) -> Result<&'a [u8], CompressionError> {
     let coded = block.get(*at).is_some_and(|first| first & 0x80 != 0);
     let length = integer::read(block, at, 7)? as usize;
@@ -221,9 +226,7 @@ fn string<'a>(
     if !coded {
         return Ok(text);
     }
-    scratch.clear();
-    huffman::decode(text, scratch).map_err(|_| CompressionError::Huffman)?;
-    Ok(scratch)
+    huffman::decode(text, scratch).map_err(|_| CompressionError::Huffman)
 }
 
 #[cfg(test)]

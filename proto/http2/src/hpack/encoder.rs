@@ -39,8 +39,18 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
+    /// The blocks of head and trailers when the client's table has both.
+    pub(crate) const SETTLED_HEAD: [u8; 2] = [STATUS_200, 0x80 | 63];
+    pub(crate) const SETTLED_TRAILERS: [u8; 1] = [0x80 | 62];
+
     pub(crate) const fn new() -> Self {
         Self { known: Known::Nothing, update_due: false }
+    }
+
+    /// Whether the client's table has the fields of every answer.
+    #[inline]
+    pub(crate) fn is_settled(&self) -> bool {
+        self.known == Known::Both
     }
 
     /// The client's table may have this size.
@@ -64,7 +74,7 @@ impl Encoder {
     #[inline]
     pub(crate) fn head(&mut self, out: &mut Vec<u8>) {
         match self.known {
-            Known::Both => out.extend_from_slice(&[STATUS_200, 0x80 | 63]),
+            Known::Both => out.extend_from_slice(&Self::SETTLED_HEAD),
             Known::Head => out.extend_from_slice(&[STATUS_200, 0x80 | 62]),
             Known::Nothing => {
                 out.push(STATUS_200);
@@ -82,7 +92,7 @@ impl Encoder {
     #[inline]
     pub(crate) fn trailers_ok(&mut self, out: &mut Vec<u8>) {
         match self.known {
-            Known::Both => out.push(0x80 | 62),
+            Known::Both => out.extend_from_slice(&Self::SETTLED_TRAILERS),
             Known::Head => {
                 literal(out, 0x40, STATUS_OK.0.as_bytes(), STATUS_OK.1.as_bytes());
                 self.known = Known::Both;

@@ -11,7 +11,7 @@ use crate::{
 pub(crate) const OVERHEAD: usize = 32;
 
 /// A field. It keeps of name and value only what anyone asks for.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Field {
     Method(Method),
     Scheme,
@@ -27,7 +27,7 @@ pub(crate) enum Field {
     AcceptEncoding,
     UserAgent(Bytes),
     Host(Bytes),
-    Metadata(Bytes, Bytes),
+    Metadata(Box<(Bytes, Bytes)>),
     /// A field that makes a request malformed, with its name. It is an error of its stream when it is used; the table
     /// of the connection keeps it like any other.
     Malformed(Bytes),
@@ -147,7 +147,7 @@ impl Field {
         let known = match name {
             Name::Known(known) => known,
             Name::Other(name) if name_is_sound(&name) => {
-                return Self::Metadata(name, Bytes::copy_from_slice(value));
+                return Self::Metadata(Box::new((name, Bytes::copy_from_slice(value))));
             }
             Name::Other(name) => return Self::Malformed(name),
         };
@@ -195,7 +195,7 @@ impl Field {
             Self::AcceptEncoding => Known::AcceptEncoding,
             Self::UserAgent(_) => Known::UserAgent,
             Self::Host(_) => Known::Host,
-            Self::Metadata(name, _) => return Name::Other(name.clone()),
+            Self::Metadata(both) => return Name::Other(both.0.clone()),
             Self::Malformed(name) => {
                 return Known::of(name).map_or_else(|| Name::Other(name.clone()), Name::Known);
             }

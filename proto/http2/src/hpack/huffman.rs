@@ -114,12 +114,83 @@ const fn machine() -> Machine {
     Machine { steps, ends }
 }
 
-/// Appends the decoded string.
+/// For each eight bits the symbol whose code they begin with, and its length; none where the code is longer.
+static FIRST: [(u8, u8); 256] = first();
+
+const fn first() -> [(u8, u8); 256] {
+    let codes = codes();
+    let mut first = [(0, 0); 256];
+    let mut symbol = 0;
+    while symbol < END {
+        let length = LENGTHS[symbol];
+        if length <= 8 {
+            let begin = (codes[symbol] as usize) << (8 - length);
+            let mut at = begin;
+            while at < begin + (1 << (8 - length)) {
+                first[at] = (symbol as u8, length);
+                at += 1;
+            }
+        }
+        symbol += 1;
+    }
+    first
+}
+
+/// The most symbols in eight bytes, which is when all have five bits.
+const SHORT_SYMBOLS_MAX: usize = 12;
+
+/// Where strings are decoded to.
+#[derive(Debug, Default)]
+pub(crate) struct Decoded {
+    short: [u8; SHORT_SYMBOLS_MAX + 1],
+    long: Vec<u8>,
+}
+
+/// Decodes a string.
 ///
 /// # Errors
-/// When the string is not a sequence of codes with proper padding. Then part of it may have been appended.
+/// When the string is not a sequence of codes with proper padding.
 #[inline]
-pub(crate) fn decode(coded: &[u8], out: &mut Vec<u8>) -> Result<(), BadCode> {
+pub(crate) fn decode<'a>(coded: &[u8], out: &'a mut Decoded) -> Result<&'a [u8], BadCode> {
+    if coded.len() <= 8
+        && let Some(symbols) = short(coded, &mut out.short)
+    {
+        return Ok(&out.short[..symbols]);
+    }
+    out.long.clear();
+    decode_any(coded, &mut out.long)?;
+    Ok(&out.long)
+}
+
+/// Decodes a string of at most eight bytes, such as a timeout, if none of its codes is longer than eight bits. Returns the
+/// number of symbols.
+#[inline]
+fn short(coded: &[u8], out: &mut [u8; SHORT_SYMBOLS_MAX + 1]) -> Option<usize> {
+    let mut bits = 0;
+    for byte in coded {
+        bits = bits << 8 | u64::from(*byte);
+    }
+    let mut left = coded.len() as u32 * 8;
+    bits = bits.checked_shl(64 - left).unwrap_or(0);
+    let mut symbols = 0;
+    loop {
+        let (symbol, length) = FIRST[(bits >> 56) as usize];
+        if length == 0 || u32::from(length) > left {
+            break;
+        }
+        // There is one place more than can be filled.
+        out[symbols.min(SHORT_SYMBOLS_MAX)] = symbol;
+        symbols += 1;
+        bits <<= length;
+        left -= u32::from(length);
+    }
+    // Padding is less than a byte of ones, which no code of up to eight bits consists of.
+    let padding = !(u64::MAX >> left);
+    (left < 8 && bits & padding == padding).then_some(symbols)
+}
+
+/// Appends a decoded string of any length.
+fn decode_any(coded: &[u8], out: &mut Vec<u8>) -> Result<(), BadCode> {
     out.reserve(coded.len() * 8 / 5);
     let mut state = 0;
     for byte in coded {

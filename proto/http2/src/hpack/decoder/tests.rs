@@ -20,7 +20,7 @@ impl Sink for Fields {
             Field::Path(Path::Known(route)) => format!("route {}", route.0),
             Field::Path(Path::Unknown(path)) => format!("path {}", text(path)),
             Field::Timeout(timeout) => format!("timeout {:?}", timeout.duration()),
-            Field::Metadata(name, value) => format!("{}: {}", text(name), text(value)),
+            Field::Metadata(both) => format!("{}: {}", text(&both.0), text(&both.1)),
             Field::Malformed(name) => format!("malformed {}", text(name)),
             other => format!("{other:?}"),
         });

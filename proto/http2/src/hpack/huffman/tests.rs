@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::*;
 
 fn decoded(coded: &[u8]) -> Result<Vec<u8>, BadCode> {
-    let mut out = Vec::new();
-    decode(coded, &mut out).map(|()| out)
+    let mut out = Decoded::default();
+    decode(coded, &mut out).map(<[u8]>::to_vec)
 }
 
 /// Codes of RFC 7541, appendix B, from its begin, middle and end.
@@ -73,5 +73,21 @@ proptest! {
         if let Ok(text) = decoded(&coded) {
             prop_assert_eq!(encode(&text), coded);
         }
+    }
+
+    /// The fast way says what the other says, or nothing.
+    #[test]
+    fn short_strings_are_decoded_as_long_ones(coded in prop::collection::vec(any::<u8>(), 0..10), zeros in 0..20_usize) {
+        let digits = encode(&b"1203456789mSu"[zeros.min(13)..]);
+        for coded in [&coded, &digits] {
+            let mut slow = Vec::new();
+            let result = decode_any(coded, &mut slow);
+            let mut fast = [0; SHORT_SYMBOLS_MAX + 1];
+            if coded.len() <= 8 && let Some(symbols) = short(coded, &mut fast) {
+                prop_assert_eq!(result, Ok(()));
+                prop_assert_eq!(&fast[..symbols], &slow[..]);
+            }
+        }
+        prop_assert!(digits.len() > 8 || short(&digits, &mut [0; SHORT_SYMBOLS_MAX + 1]).is_some());
     }
 }
