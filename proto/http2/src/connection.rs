@@ -135,13 +135,6 @@ impl Connection {
         }
     }
 
-    /// Whether to read from the socket. It is false while the client leaves too much unread, because each frame of its may
-    /// ask for more.
-    #[must_use]
-    pub fn wants_input(&self) -> bool {
-        self.sender.output.len() < self.limits.unsent_bytes_max && !matches!(self.phase, Phase::Failed(_))
-    }
-
     /// Sends a whole answer: head, one message, and trailers with status 0. The pieces are the message without its
     /// prefix.
     ///
@@ -200,6 +193,7 @@ impl Connection {
     pub fn reset(&mut self, stream: StreamId, code: ErrorCode) {
         if self.streams.get(stream).is_some() {
             self.sender.reset(stream.id, code);
+            self.sender.output.mark_control();
             self.sender.forget(&mut self.streams, stream);
         }
     }
@@ -223,6 +217,7 @@ impl Connection {
             let by = std::mem::take(&mut found.credit);
             found.receive_window += by as i32;
             self.sender.frame(kind::WINDOW_UPDATE, 0, stream.id, &by.to_be_bytes());
+            self.sender.output.mark_control();
         }
     }
 

@@ -38,9 +38,10 @@
 //!
 //! A client that does not read leaves its answers here. The caller sees how much waits on a stream
 //! ([`Connection::queued`]), on all streams ([`Connection::queued_in_all`]) and for the socket
-//! ([`Connection::unsent`]), is told when a stream can take more ([`Event::Writable`]), and does not read from the socket
-//! while [`Connection::wants_input`] is false. A body that the caller does not release ([`Connection::released`]) closes the
-//! window of its stream and of no other.
+//! ([`Connection::unsent`]), and is told when a stream can take more ([`Event::Writable`]). For the socket there is never
+//! much: the rest stays on the streams, of which there are at most [`Limits::streams_max`]. So the caller always reads, and
+//! neither side waits for the other to read first. A body that the caller does not release
+//! ([`Connection::released`]) closes the window of its stream and of no other.
 
 #![forbid(unsafe_code)]
 

@@ -26,12 +26,10 @@ pub struct Limits {
     /// Requests that the client gave up or that broke the protocol, in excess of those that were answered. More end the
     /// connection. [`crate::Connection::forgive`] begins anew.
     pub resets_max: u32,
-    /// Answers to PING, SETTINGS and errors of streams which the client has not read. More end the connection.
+    /// Answers to PING and SETTINGS, resets and updates of windows which the client has not read. More end the connection.
     pub control_answers_max: usize,
     /// Empty DATA frames in a row. More end the connection.
     pub empty_data_max: u32,
-    /// While more waits for the socket, [`crate::Connection::wants_input`] is false.
-    pub unsent_bytes_max: usize,
     /// A stream whose queue falls to this is [`crate::Event::Writable`].
     pub writable_bytes: usize,
 }
@@ -50,7 +48,6 @@ impl Default for Limits {
             resets_max: 500,
             control_answers_max: 1000,
             empty_data_max: 100,
-            unsent_bytes_max: 1024 * 1024,
             writable_bytes: 32 * 1024,
         }
     }

@@ -19,9 +19,9 @@ pub(crate) struct Output {
     start: usize,
     payloads: VecDeque<Payload>,
     payload_bytes: usize,
-    /// All bytes that were ever sent, which the marks of control answers refer to.
+    /// All bytes that were ever sent, which the marks of control frames refer to.
     sent: u64,
-    /// Where each answer to a control frame ends.
+    /// Where each frame ends that was caused by the client and is not a part of an answer.
     control_ends: VecDeque<u64>,
 }
 
@@ -66,12 +66,12 @@ impl Output {
         }
     }
 
-    /// Notes that what was appended last answers a control frame.
+    /// Notes that what was appended last is a frame whose number only the client's reading limits.
     pub(crate) fn mark_control(&mut self) {
         self.control_ends.push_back(self.sent + self.len() as u64);
     }
 
-    /// The number of answers to control frames that wait.
+    /// The number of such frames that wait.
     pub(crate) fn controls(&self) -> usize {
         self.control_ends.len()
     }

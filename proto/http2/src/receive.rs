@@ -138,11 +138,16 @@ impl Connection {
         Ok(if beyond || self.sender.is_own_reset(id) { Of::Abandoned } else { Of::Ended })
     }
 
-    /// Counts an answer to a control frame, which the client has to read.
+    /// Counts what was written last, which the client has to read.
     fn control(&mut self) -> Result<(), ConnectionError> {
         self.sender.output.mark_control();
+        self.controls_are_read()
+    }
+
+    #[inline]
+    fn controls_are_read(&self) -> Result<(), ConnectionError> {
         if self.sender.output.controls() > self.limits.control_answers_max {
-            return Err(ConnectionError::calm("answers to control frames are not read"));
+            return Err(ConnectionError::calm("what the client asks for is not read"));
         }
         Ok(())
     }
@@ -193,6 +198,7 @@ impl Connection {
             let by = std::mem::take(&mut self.receive_credit);
             self.receive_window += by as i32;
             self.sender.frame(kind::WINDOW_UPDATE, 0, 0, &by.to_be_bytes());
+            self.control()?;
         }
         let stream = match self.of(head.stream)? {
             Of::Open(stream) => stream,

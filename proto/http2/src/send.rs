@@ -2,7 +2,8 @@
 //!
 //! What cannot be sent at once waits on its stream, and the stream in one of two rings: `short` for streams with little to
 //! send, `long` for others. Streams take turns by frames. Only a small amount is moved to the output beforehand, so a
-//! short answer waits for no more than that. The window of the connection is used when a frame is made: a stream whose own
+//! short answer waits for no more than that. While more waits for the socket, answers stay on their streams, even ends of
+//! answers: a client that does not read runs out of streams. The window of the connection is used when a frame is made: a stream whose own
 //! window is closed holds none of it.
 
 use std::collections::VecDeque;
@@ -43,6 +44,8 @@ pub(crate) struct Sender {
     frame_bytes: usize,
     short: VecDeque<StreamId>,
     long: VecDeque<StreamId>,
+    /// Streams on which nothing waits but the end.
+    ends: VecDeque<StreamId>,
     short_turns: u32,
     /// What waits on all streams.
     pub(crate) queued: usize,
@@ -62,6 +65,7 @@ impl Sender {
             frame_bytes: frame::PAYLOAD_BYTES_MIN as usize,
             short: VecDeque::new(),
             long: VecDeque::new(),
+            ends: VecDeque::new(),
             short_turns: 0,
             queued: 0,
             writable_bytes,
@@ -190,7 +194,7 @@ impl Sender {
         let fits = !stream.head_sent
             && total <= self.frame_bytes
             && total as i64 <= i64::from(self.window.min(stream.send_window))
-            && (total <= COPY_BYTES_MAX || self.output.len() < READY_BYTES);
+            && self.output.len() < READY_BYTES;
         if !fits {
             self.message(streams, id, pieces)?;
             return self.finish(streams, id, Trailers::Ok);
@@ -287,12 +291,11 @@ impl Sender {
     ) -> Result<(), SendError> {
         let stream = streams.get_mut(id).filter(|stream| stream.trailers.is_none());
         let stream = stream.ok_or(SendError::Ended)?;
-        if stream.queued > 0 {
-            stream.trailers = Some(trailers);
-            return Ok(());
+        stream.trailers = Some(trailers);
+        if stream.queued == 0 {
+            self.ends.push_back(id);
+            self.commit(streams);
         }
-        self.end(stream, &trailers);
-        self.close(streams, id);
         Ok(())
     }
 
@@ -305,9 +308,7 @@ impl Sender {
     ) -> Result<(), SendError> {
         let stream = streams.get_mut(id).filter(|stream| !stream.head_sent && stream.trailers.is_none());
         stream.ok_or(SendError::Ended)?.head_sent = true;
-        self.headers(id.id, true, |_, out| out.extend_from_slice(block.bytes()));
-        self.close(streams, id);
-        Ok(())
+        self.finish(streams, id, block.clone().into())
     }
 
     /// Lets a stream wait for its turn if it can send.
@@ -333,6 +334,11 @@ impl Sender {
     /// Makes frames of what waits, as far as the window of the connection goes and the socket needs them.
     pub(crate) fn commit(&mut self, streams: &mut Streams) {
         while self.output.len() < READY_BYTES
+            && let Some(id) = self.ends.pop_front()
+        {
+            self.end_now(streams, id);
+        }
+        while self.output.len() < READY_BYTES
             && self.window > 0
             && let Some(id) = self.next()
         {
@@ -357,10 +363,19 @@ impl Sender {
             }
             if stream.queued > 0 {
                 self.schedule(stream, id);
-            } else if let Some(trailers) = stream.trailers.take() {
-                self.end(stream, &trailers);
-                self.close(streams, id);
+            } else {
+                self.end_now(streams, id);
             }
+        }
+    }
+
+    /// Ends an answer of which everything else was sent.
+    fn end_now(&mut self, streams: &mut Streams, id: StreamId) {
+        if let Some(stream) = streams.get_mut(id)
+            && let Some(trailers) = stream.trailers.take()
+        {
+            self.end(stream, &trailers);
+            self.close(streams, id);
         }
     }
 
@@ -407,6 +422,7 @@ impl Sender {
     pub(crate) fn clear(&mut self) {
         self.short.clear();
         self.long.clear();
+        self.ends.clear();
         self.writable.clear();
         self.queued = 0;
     }

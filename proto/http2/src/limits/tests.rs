@@ -154,22 +154,46 @@ fn closed_and_tiny_windows_keep_only_what_is_queued() {
     assert_eq!(peer.connection.queued_in_all(), 0);
 }
 
+/// What a client does not read stays on its streams, of which it has so many.
 #[test]
-fn a_client_that_does_not_read_is_not_read_from() {
-    let limits = Limits { unsent_bytes_max: 1000, ..limits() };
-    let mut peer = Peer::new(limits, &[]);
-    for round in 0..20 {
-        assert!(peer.connection.wants_input());
-        let stream = peer.request(stream(round), true);
-        peer.connection.answer(stream, &[Bytes::from(vec![0; 30])]).unwrap();
-        if !peer.connection.wants_input() {
-            break;
-        }
+fn a_client_that_does_not_read_runs_out_of_streams() {
+    type Answer = fn(&mut Peer, crate::StreamId);
+    let whole: Answer = |peer, stream| {
+        peer.connection.answer(stream, &[Bytes::from(vec![0; 900])]).unwrap();
+    };
+    let failure: Answer = |peer, stream| {
+        peer.connection.finish(stream, crate::Block::status(13, &"m".repeat(900)).into()).unwrap();
+    };
+    let refusal: Answer = |peer, stream| {
+        let block = crate::Block::http(415).field("x", &[b'm'; 900]).unwrap();
+        peer.connection.respond(stream, &block).unwrap();
+    };
+    let reset: Answer = |peer, stream| peer.connection.reset(stream, ErrorCode::CANCEL);
+    for answer in [whole, failure, refusal, reset] {
+        let mut peer = Peer::new(limits(), &[(setting::INITIAL_WINDOW_SIZE, 1 << 30)]);
+        peer.take(&window_update(0, 1 << 30)).unwrap();
+        let error = (0..1000).find_map(|round| {
+            let error = peer.take(&request(stream(round), true)).err();
+            if let Some(Event::Request { stream, .. }) = peer.events.pop() {
+                answer(&mut peer, stream);
+            }
+            error
+        });
+        assert_eq!(error.map(|error| error.code), Some(ErrorCode::ENHANCE_YOUR_CALM));
+        assert!(peer.connection.unsent() < 80_000);
     }
-    assert!(!peer.connection.wants_input());
-    assert!(peer.connection.unsent() < 1200);
-    peer.sent();
-    assert!(peer.connection.wants_input());
+    // One who reads late gets everything.
+    let mut peer = Peer::new(Limits { streams_max: 200, ..limits() }, &[]);
+    peer.take(&window_update(0, 1 << 30)).unwrap();
+    let mut open = 0;
+    for round in 0..150 {
+        let stream = peer.request(stream(round), true);
+        if round % 2 == 0 { whole(&mut peer, stream) } else { failure(&mut peer, stream) }
+        open = open.max(peer.connection.open_streams());
+    }
+    assert!(open > 50 && peer.connection.unsent() < 70_000);
+    let ends = peer.sent().iter().filter(|(head, _)| head.kind == kind::HEADERS && head.has(flag::END_STREAM)).count();
+    assert_eq!((ends, peer.connection.open_streams()), (150, 0));
 }
 
 /// A body that nobody reads closes the window of its own stream only.

@@ -132,6 +132,7 @@ impl Connection {
         block: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), ConnectionError> {
+        self.controls_are_read()?;
         let id = head.stream;
         // The first stream is 1, and every other one follows the one before.
         if id - self.last > 2 {
