@@ -158,7 +158,9 @@ async fn run(seed: u64) {
         .initial_window_size(random.one(&[10, 1000, 65_535, 1 << 20]))
         .initial_connection_window_size(random.one(&[65_535, 1 << 20]))
         .max_frame_size(random.one(&[16_384, 50_000, 1 << 20]))
-        .header_table_size(random.one(&[0, 60, 4096]));
+        .header_table_size(random.one(&[0, 60, 4096]))
+        // Windows of ten bytes make many small frames.
+        .data_frame_budget(1 << 30);
     let (client, mut connection) = builder.handshake(theirs).await.expect("the preface is accepted");
     let mut pings = connection.ping_pong().expect("nobody has it yet");
     let connection = tokio::spawn(connection);
@@ -183,7 +185,7 @@ async fn run(seed: u64) {
 #[test]
 fn every_message_comes_back() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
-    for seed in 0..24 {
+    for seed in 0..12 {
         let run = runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), run(seed)).await });
         run.unwrap_or_else(|_| panic!("seed {seed} hangs"));
     }
