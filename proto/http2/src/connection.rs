@@ -129,9 +129,8 @@ impl Connection {
     fn add_writable(&mut self, events: &mut Vec<Event>) {
         if !self.sender.writable.is_empty() {
             let open = |stream: &StreamId| self.streams.get(*stream).is_some();
-            events.extend(
-                self.sender.writable.drain(..).filter(open).map(|stream| Event::Writable { stream }),
-            );
+            events
+                .extend(self.sender.writable.drain(..).filter(open).map(|stream| Event::Writable { stream }));
         }
     }
 

@@ -192,7 +192,8 @@ impl World {
             }
             4 | 5 => {
                 let stream = if choice & 64 == 0 { 0 } else { stream };
-                let by = (script.number() % if wild { u32::MAX } else { 1 << 20 } + u32::from(!wild)).to_be_bytes();
+                let by = (script.number() % if wild { u32::MAX } else { 1 << 20 } + u32::from(!wild))
+                    .to_be_bytes();
                 self.allow(kind::WINDOW_UPDATE, 0, stream, &by);
                 self.frame(kind::WINDOW_UPDATE, 0, stream, &by);
             }
@@ -292,7 +293,10 @@ impl World {
         let length = u64::from(head.length);
         assert!(head.length <= self.frame_bytes, "a frame is too long: {head:?}");
         if matches!(head.kind, kind::DATA | kind::HEADERS) {
-            assert!(head.stream & 1 == 1 && !self.ended.contains(&head.stream), "a stream has ended: {head:?}");
+            assert!(
+                head.stream & 1 == 1 && !self.ended.contains(&head.stream),
+                "a stream has ended: {head:?}"
+            );
         }
         if head.kind == kind::DATA {
             self.used += length;

@@ -58,8 +58,7 @@ impl Limits {
     pub(crate) fn checked(mut self) -> Self {
         self.stream_window = self.stream_window.min(frame::WINDOW_MAX);
         self.connection_window = self.connection_window.clamp(frame::WINDOW_DEFAULT, frame::WINDOW_MAX);
-        self.frame_bytes_max =
-            self.frame_bytes_max.clamp(frame::PAYLOAD_BYTES_MIN, frame::PAYLOAD_BYTES_MAX);
+        self.frame_bytes_max = self.frame_bytes_max.clamp(frame::PAYLOAD_BYTES_MIN, frame::PAYLOAD_BYTES_MAX);
         self
     }
 }

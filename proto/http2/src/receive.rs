@@ -7,8 +7,8 @@ use crate::{
     error::ConnectionError,
     event::Event,
     frame::{
-        ErrorCode, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN, PREFACE, WINDOW_DEFAULT, WINDOW_MAX,
-        flag, kind, setting, without_padding,
+        ErrorCode, HEAD_BYTES, Head, PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MIN, PREFACE, WINDOW_DEFAULT,
+        WINDOW_MAX, flag, kind, setting, without_padding,
     },
     output::COPY_BYTES_MAX,
     streams::StreamId,
@@ -105,12 +105,7 @@ impl Connection {
     }
 
     #[inline]
-    fn frame(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), ConnectionError> {
+    fn frame(&mut self, head: Head, payload: &[u8], events: &mut Vec<Event>) -> Result<(), ConnectionError> {
         match head.kind {
             kind::HEADERS => self.headers(head, payload, events),
             kind::CONTINUATION => self.continuation(head, payload, events),
@@ -290,7 +285,7 @@ impl Connection {
             self.acknowledged();
             return Ok(());
         }
-        if payload.len() % 6 != 0 {
+        if !payload.len().is_multiple_of(6) {
             return Err(ConnectionError::size("SETTINGS have half a setting"));
         }
         for setting in payload.chunks_exact(6) {
@@ -298,8 +293,11 @@ impl Connection {
             let Ok(value) = value.try_into().map(u32::from_be_bytes) else { continue };
             self.setting(u16::from_be_bytes([a, b]), value)?;
         }
+        // The acknowledgement goes before frames that the settings allow.
         self.sender.frame(kind::SETTINGS, flag::ACK, 0, &[]);
-        self.control()
+        self.control()?;
+        self.sender.commit(&mut self.streams);
+        Ok(())
     }
 
     fn setting(&mut self, name: u16, value: u32) -> Result<(), ConnectionError> {

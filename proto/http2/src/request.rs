@@ -302,11 +302,9 @@ impl New {
             }
             Field::Metadata(both) => self.common.metadata.push((**both).clone()),
             Field::AcceptEncoding | Field::Timeout(_) => {}
-            Field::Malformed(_)
-            | Field::Method(_)
-            | Field::Scheme
-            | Field::Authority(_)
-            | Field::Path(_) => self.malformed = true,
+            Field::Malformed(_) | Field::Method(_) | Field::Scheme | Field::Authority(_) | Field::Path(_) => {
+                self.malformed = true
+            }
         }
     }
 

@@ -321,11 +321,11 @@ impl Sender {
     }
 
     fn next(&mut self) -> Option<StreamId> {
-        if self.short_turns < SHORT_TURNS || self.long.is_empty() {
-            if let Some(id) = self.short.pop_front() {
-                self.short_turns += 1;
-                return Some(id);
-            }
+        if (self.short_turns < SHORT_TURNS || self.long.is_empty())
+            && let Some(id) = self.short.pop_front()
+        {
+            self.short_turns += 1;
+            return Some(id);
         }
         self.short_turns = 0;
         self.long.pop_front()
@@ -397,7 +397,7 @@ impl Sender {
         true
     }
 
-    /// The client has changed the window of all streams.
+    /// The client has changed the window of all streams. The caller commits when it has acknowledged that.
     pub(crate) fn set_initial_window(
         &mut self,
         streams: &mut Streams,
@@ -410,7 +410,6 @@ impl Sender {
             stream.send_window = window.ok_or(ConnectionError::flow("a stream's window overflows"))?;
             self.schedule(stream, id);
         }
-        self.commit(streams);
         Ok(())
     }
 
@@ -433,12 +432,8 @@ impl Sender {
 fn settled(out: &mut Vec<u8>, id: u32, length: u32, pieces: &[Bytes]) {
     const DATA_AT: usize = HEAD_BYTES + HEAD_BLOCK.len();
     let mut before = [0; DATA_AT + HEAD_BYTES + PREFIX_BYTES];
-    let head = Head {
-        length: HEAD_BLOCK.len() as u32,
-        kind: kind::HEADERS,
-        flags: flag::END_HEADERS,
-        stream: id,
-    };
+    let head =
+        Head { length: HEAD_BLOCK.len() as u32, kind: kind::HEADERS, flags: flag::END_HEADERS, stream: id };
     before[..HEAD_BYTES].copy_from_slice(&head.encode());
     before[HEAD_BYTES..DATA_AT].copy_from_slice(&HEAD_BLOCK);
     let head = Head { length: length + PREFIX_BYTES as u32, kind: kind::DATA, flags: 0, stream: id };

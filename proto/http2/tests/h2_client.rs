@@ -7,7 +7,7 @@ mod echo;
 use std::{future::poll_fn, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use h2::{RecvStream, Reason, SendStream, client::SendRequest};
+use h2::{Reason, RecvStream, SendStream, client::SendRequest};
 use http::{HeaderMap, Request};
 use kindred_http2::Limits;
 use tokio::task::JoinSet;
@@ -126,7 +126,8 @@ async fn call(mut client: SendRequest<Bytes>, mut random: Random) {
         let mut rest = &answer[..];
         let mut joined = Vec::new();
         while let Some((length, more)) = rest.split_first_chunk::<5>() {
-            let (part, more) = more.split_at(u32::from_be_bytes([length[1], length[2], length[3], length[4]]) as usize);
+            let (part, more) =
+                more.split_at(u32::from_be_bytes([length[1], length[2], length[3], length[4]]) as usize);
             joined.extend_from_slice(part);
             rest = more;
         }

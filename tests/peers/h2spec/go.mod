@@ -2,7 +2,9 @@ module kindred.invalid/tests/peers/h2spec
 
 go 1.26.0
 
-require github.com/summerwind/h2spec v2.2.1+incompatible
+require (
+	github.com/summerwind/h2spec v2.2.1+incompatible
+)
 
 require (
 	github.com/fatih/color v1.19.0 // indirect

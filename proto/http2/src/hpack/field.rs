@@ -127,7 +127,9 @@ fn name_is_sound(name: &[u8]) -> bool {
 /// Whether a value has only what RFC 9113, section 8.2.1, allows.
 fn value_is_sound(value: &[u8]) -> bool {
     let blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    !value.iter().any(|byte| matches!(byte, 0 | b'\n' | b'\r')) && !blank(value.first()) && !blank(value.last())
+    !value.iter().any(|byte| matches!(byte, 0 | b'\n' | b'\r'))
+        && !blank(value.first())
+        && !blank(value.last())
 }
 
 impl Field {

@@ -188,11 +188,19 @@ fn a_client_that_does_not_read_runs_out_of_streams() {
     let mut open = 0;
     for round in 0..150 {
         let stream = peer.request(stream(round), true);
-        if round % 2 == 0 { whole(&mut peer, stream) } else { failure(&mut peer, stream) }
+        if round % 2 == 0 {
+            whole(&mut peer, stream)
+        } else {
+            failure(&mut peer, stream)
+        }
         open = open.max(peer.connection.open_streams());
     }
     assert!(open > 50 && peer.connection.unsent() < 70_000);
-    let ends = peer.sent().iter().filter(|(head, _)| head.kind == kind::HEADERS && head.has(flag::END_STREAM)).count();
+    let ends = peer
+        .sent()
+        .iter()
+        .filter(|(head, _)| head.kind == kind::HEADERS && head.has(flag::END_STREAM))
+        .count();
     assert_eq!((ends, peer.connection.open_streams()), (150, 0));
 }
 

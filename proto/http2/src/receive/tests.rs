@@ -44,7 +44,8 @@ fn stream_failure(bytes: &[u8]) -> ErrorCode {
         ref other => panic!("{other:?}"),
     };
     let seen = peer.events.iter().any(|event| matches!(event, Event::Request { .. }));
-    let told = peer.events.iter().any(|event| matches!(event, Event::Reset { code: said, .. } if *said == code));
+    let told =
+        peer.events.iter().any(|event| matches!(event, Event::Reset { code: said, .. } if *said == code));
     assert_eq!(seen, told, "who has seen the request learns that it ended");
     code
 }
@@ -75,7 +76,9 @@ fn what_is_no_preface_ends_the_connection() {
         failure_of(&mut Peer::unopened(Limits::default()), b"GET / HTTP/1.1\r\n"),
         ErrorCode::PROTOCOL_ERROR
     );
-    for first in [frame(kind::PING, 0, 0, &[0; 8]), frame(kind::SETTINGS, flag::ACK, 0, &[]), request(1, true)] {
+    for first in
+        [frame(kind::PING, 0, 0, &[0; 8]), frame(kind::SETTINGS, flag::ACK, 0, &[]), request(1, true)]
+    {
         let mut peer = Peer::unopened(Limits::default());
         assert_eq!(failure_of(&mut peer, &[&PREFACE[..], &first].concat()), ErrorCode::PROTOCOL_ERROR);
     }
@@ -203,11 +206,11 @@ fn errors_of_a_stream_leave_the_connection() {
         ([request(1, true), window_update(1, 0)].concat(), ErrorCode::PROTOCOL_ERROR),
         ([request(1, true), window_update(1, 0x7fff_ffff)].concat(), ErrorCode::FLOW_CONTROL_ERROR),
         ([request(1, true), frame(kind::PRIORITY, 0, 1, &[0; 4])].concat(), ErrorCode::FRAME_SIZE_ERROR),
-        ([request(1, true), frame(kind::PRIORITY, 0, 1, &[0, 0, 0, 1, 0])].concat(), ErrorCode::PROTOCOL_ERROR),
         (
-            frame(kind::HEADERS, 0x25, 1, &[&[0, 0, 0, 1, 0], &PSEUDO[..]].concat()),
+            [request(1, true), frame(kind::PRIORITY, 0, 1, &[0, 0, 0, 1, 0])].concat(),
             ErrorCode::PROTOCOL_ERROR,
         ),
+        (frame(kind::HEADERS, 0x25, 1, &[&[0, 0, 0, 1, 0], &PSEUDO[..]].concat()), ErrorCode::PROTOCOL_ERROR),
     ] {
         assert_eq!(stream_failure(&frames), code, "{frames:x?}");
     }
@@ -252,7 +255,10 @@ fn errors_of_the_connection_end_it() {
         (frame(kind::CONTINUATION, 4, 1, &[]), C::PROTOCOL_ERROR),
         ([frame(kind::HEADERS, 0, 1, &PSEUDO), data(1, true, b"")].concat(), C::PROTOCOL_ERROR),
         ([frame(kind::HEADERS, 0, 1, &PSEUDO), frame(0x77, 0, 1, b"")].concat(), C::PROTOCOL_ERROR),
-        ([frame(kind::HEADERS, 0, 1, &PSEUDO), frame(kind::CONTINUATION, 4, 3, &[])].concat(), C::PROTOCOL_ERROR),
+        (
+            [frame(kind::HEADERS, 0, 1, &PSEUDO), frame(kind::CONTINUATION, 4, 3, &[])].concat(),
+            C::PROTOCOL_ERROR,
+        ),
     ] {
         assert_eq!(failure(&frames), code, "{:x?}", &frames[..frames.len().min(60)]);
     }

@@ -109,8 +109,7 @@ fn a_client_that_still_sends_is_told_to_stop() {
 #[test]
 fn frames_are_no_longer_than_the_client_takes() {
     for (setting, longest) in [(16_384, 16_384), (20_000, 20_000), (1 << 20, 65_536)] {
-        let mut peer =
-            peer(&[(setting::MAX_FRAME_SIZE, setting), (setting::INITIAL_WINDOW_SIZE, 1 << 20)]);
+        let mut peer = peer(&[(setting::MAX_FRAME_SIZE, setting), (setting::INITIAL_WINDOW_SIZE, 1 << 20)]);
         peer.take(&window_update(0, 1 << 20)).unwrap();
         let stream = peer.request(1, true);
         peer.connection.answer(stream, &[large(200_000)]).unwrap();
@@ -159,6 +158,19 @@ fn settings_can_make_windows_negative() {
     assert_eq!(data_frames(&mut peer), [(1, 1)]);
     peer.take(&settings(&[(setting::INITIAL_WINDOW_SIZE, 1000)])).unwrap();
     assert_eq!(data_frames(&mut peer), [(1, 1000)]);
+}
+
+#[test]
+fn an_answer_of_a_message_waits_for_its_window() {
+    let mut peer = peer(&[(setting::INITIAL_WINDOW_SIZE, 0)]);
+    let stream = peer.request(1, true);
+    peer.connection.message(stream, &[Bytes::new()]).unwrap();
+    peer.connection.finish(stream, Trailers::Ok).unwrap();
+    peer.sent();
+    peer.take(&settings(&[(setting::INITIAL_WINDOW_SIZE, 1)])).unwrap();
+    assert_eq!(data_frames(&mut peer), [(1, 1)]);
+    peer.take(&settings(&[(setting::INITIAL_WINDOW_SIZE, 5)])).unwrap();
+    assert_eq!(data_frames(&mut peer), [(1, 4), (1, 0)]);
 }
 
 #[test]

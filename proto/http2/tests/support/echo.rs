@@ -3,9 +3,7 @@
 use std::{collections::HashMap, io, io::IoSlice, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use kindred_http2::{
-    Block, Connection, Event, Limits, Path, RouteId, Routes, StreamId, Trailers,
-};
+use kindred_http2::{Block, Connection, Event, Limits, Path, RouteId, Routes, StreamId, Trailers};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// The message of the request is the message of the answer.
@@ -87,9 +85,10 @@ impl Echo {
                 }
                 Some(_) => self.connection.finish(stream, Trailers::Ok),
                 // Requests that are not gRPC's have a body, for those who look at HTTP.
-                None => self.connection.message(stream, &[call.body.freeze()]).and_then(|()| {
-                    self.connection.finish(stream, Trailers::Ok)
-                }),
+                None => self
+                    .connection
+                    .message(stream, &[call.body.freeze()])
+                    .and_then(|()| self.connection.finish(stream, Trailers::Ok)),
             };
         }
     }

@@ -43,10 +43,14 @@ fn messages_are_percent_encoded() {
 fn fields_are_checked_and_encoded() {
     let block = Block::http(415).field("x-a", b"b c").unwrap().binary("d-bin", &[0xff, 0xfe, 1, 2]).unwrap();
     assert_eq!(text(&block), [pair(":status", "415"), pair("x-a", "b c"), pair("d-bin", "//4BAg")]);
-    for (bytes, coded) in [(&b""[..], ""), (b"f", "Zg"), (b"fo", "Zm8"), (b"foo", "Zm9v"), (b"foob", "Zm9vYg")] {
+    for (bytes, coded) in
+        [(&b""[..], ""), (b"f", "Zg"), (b"fo", "Zm8"), (b"foo", "Zm9v"), (b"foob", "Zm9vYg")]
+    {
         assert_eq!(base64(bytes), coded.as_bytes());
     }
-    for (name, value) in [("X", &b"y"[..]), ("", b"y"), (":a", b"y"), ("a", b"\n"), ("a", b" y"), ("a", b"y\t")] {
+    for (name, value) in
+        [("X", &b"y"[..]), ("", b"y"), (":a", b"y"), ("a", b"\n"), ("a", b" y"), ("a", b"y\t")]
+    {
         assert!(Block::new().field(name, value).is_err(), "{name} {value:?}");
     }
 }
@@ -57,7 +61,11 @@ fn later_heads_and_trailers_are_short() {
     let mut write = |head: bool| {
         let mut out = Vec::new();
         encoder.begin(&mut out);
-        if head { encoder.head(&mut out) } else { encoder.trailers_ok(&mut out) };
+        if head {
+            encoder.head(&mut out)
+        } else {
+            encoder.trailers_ok(&mut out)
+        };
         out
     };
     assert_eq!(write(true)[..2], [0x88, 0x40]);
