@@ -35,12 +35,17 @@ const FIELDS: usize = 16;
 
 /// The numbers of the fields of a remembered request, with `END` behind them.
 type Ids = [FieldId; FIELDS];
+/// The sizes of the same fields.
+type Sizes = [u32; FIELDS];
+/// No remembered request has a field in this place.
+const NEW: usize = FIELDS - 1;
 const END: FieldId = FieldId(u64::MAX);
 
 /// A request that was well-formed, without its path and timeout.
 #[derive(Debug)]
 struct Remembered {
     ids: Ids,
+    sizes: Sizes,
     fields: Vec<Field>,
     /// How many of the fields are pseudo-header fields.
     pseudo: usize,
@@ -48,28 +53,43 @@ struct Remembered {
     content_length: Option<u64>,
 }
 
-/// Recent requests of a connection, of which `last` is the newest.
+/// Recent requests of a connection, of which `last` is the newest. The one that a request is compared with is taken out,
+/// and forgotten if the request is never finished.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    requests: Vec<Remembered>,
+    requests: [Option<Box<Remembered>>; REMEMBERED],
     last: usize,
 }
 
 impl Memory {
     /// Another request that begins with these fields.
     fn like(&self, ids: &[FieldId]) -> Option<usize> {
-        self.requests.iter().position(|other| other.ids.starts_with(ids))
+        self.requests.iter().position(|other| other.as_ref().is_some_and(|other| other.ids.starts_with(ids)))
     }
 
-    fn remember(&mut self, request: Remembered) {
-        if self.requests.len() < REMEMBERED {
-            self.last = self.requests.len();
-            self.requests.push(request);
-        } else {
-            self.last = (self.last + 1) % REMEMBERED;
-            self.requests[self.last] = request;
-        }
+    #[inline]
+    fn take(&mut self) -> Box<Remembered> {
+        self.requests[self.last].take().unwrap_or_else(nothing)
     }
+
+    /// Remembers a request in the place of the oldest.
+    fn remember(&mut self, request: Box<Remembered>) {
+        self.last = (self.last + 1) % REMEMBERED;
+        self.requests[self.last] = Some(request);
+    }
+}
+
+/// What no request is like.
+#[cold]
+fn nothing() -> Box<Remembered> {
+    Box::new(Remembered {
+        ids: [END; FIELDS],
+        sizes: [0; FIELDS],
+        fields: Vec::new(),
+        pseudo: 0,
+        common: Arc::new(Common::empty()),
+        content_length: None,
+    })
 }
 
 /// What a request breaks.
@@ -82,9 +102,8 @@ const NOWHERE: usize = usize::MAX;
 /// A head that is being made.
 pub(crate) struct HeadBuilder<'a> {
     memory: &'a mut Memory,
-    /// The numbers of the remembered request, or nothing when this one is new.
-    ids: Ids,
-    /// How many fields were those of the remembered request.
+    known: Box<Remembered>,
+    /// How many fields were those of the remembered request, or `NEW`.
     matched: usize,
     path: Path,
     timeout: Timeout,
@@ -100,7 +119,7 @@ impl<'a> HeadBuilder<'a> {
     #[inline]
     pub(crate) fn new(memory: &'a mut Memory) -> Self {
         Self {
-            ids: memory.requests.get(memory.last).map_or([END; FIELDS], |last| last.ids),
+            known: memory.take(),
             memory,
             matched: 0,
             path: Path::Unknown(Bytes::new()),
@@ -115,37 +134,59 @@ impl<'a> HeadBuilder<'a> {
     /// The head, and the length of its body if that is known.
     #[inline]
     pub(crate) fn finish(mut self) -> Result<(RequestHead, Option<u64>), Malformed> {
-        if self.new.is_none() && (self.ids[self.matched] != END || self.matched == 0) {
+        if self.known.ids[self.matched] != END || self.matched == 0 {
             self.shorter();
         }
         if let Some(new) = self.new.take() {
-            let (common, content_length) = new.finish(self.malformed, self.memory)?;
-            let head = RequestHead { path: self.path, timeout: self.timeout, common };
-            return Ok((head, content_length));
+            return self.remembered(*new);
         }
-        let Some(known) = self.memory.requests.get(self.memory.last) else { return Err(Malformed) };
         // What is remembered is well-formed, if the path comes among its pseudo-header fields and the timeout after them.
-        if self.malformed || self.path_at > known.pseudo || self.timeout_at < known.pseudo {
+        let known = &self.known;
+        let malformed = self.malformed || self.path_at > known.pseudo || self.timeout_at < known.pseudo;
+        let (common, content_length) = (known.common.clone(), known.content_length);
+        self.memory.requests[self.memory.last] = Some(self.known);
+        if malformed {
             return Err(Malformed);
         }
-        let head = RequestHead { path: self.path, timeout: self.timeout, common: known.common.clone() };
-        Ok((head, known.content_length))
+        Ok((RequestHead { path: self.path, timeout: self.timeout, common }, content_length))
+    }
+
+    /// Finishes a request that is not like a remembered one.
+    #[cold]
+    fn remembered(self, new: New) -> Result<(RequestHead, Option<u64>), Malformed> {
+        self.memory.requests[self.memory.last] = Some(self.known);
+        let (common, content_length) = new.finish(self.malformed, self.memory)?;
+        Ok((RequestHead { path: self.path, timeout: self.timeout, common }, content_length))
+    }
+
+    /// Compares with another request from here on.
+    fn switch(&mut self, other: usize) {
+        let Some(other_request) = self.memory.requests[other].take() else { return };
+        let known = std::mem::replace(&mut self.known, other_request);
+        self.memory.requests[self.memory.last] = Some(known);
+        self.memory.last = other;
+    }
+
+    /// The numbers of the fields so far, and one more.
+    fn begin_with(&self, id: FieldId) -> Ids {
+        let mut ids = self.known.ids;
+        ids[self.matched] = id;
+        ids
     }
 
     /// The request ends where the remembered one goes on.
     #[cold]
     fn shorter(&mut self) {
-        let mut ids = self.ids;
-        ids[self.matched] = END;
+        let ids = self.begin_with(END);
         match self.memory.like(&ids[..=self.matched]) {
-            Some(other) if self.matched > 0 => self.memory.last = other,
+            Some(other) if self.matched > 0 => self.switch(other),
             _ => self.begin_new(),
         }
     }
 
     /// The next field is not the remembered one.
     #[cold]
-    fn other(&mut self, id: FieldId, field: &Field) {
+    fn other(&mut self, id: FieldId, field: &Field, size: u32) {
         if self.new.is_none() {
             if self.again(id, field) {
                 self.matched += 1;
@@ -154,35 +195,29 @@ impl<'a> HeadBuilder<'a> {
             self.begin_new();
         }
         if let Some(new) = &mut self.new {
-            new.field(id, field);
+            new.field(id, field, size);
         }
     }
 
     /// Whether the field is the remembered one after all, because it has entered the table again, or that of another
     /// request which began in the same way.
     fn again(&mut self, id: FieldId, field: &Field) -> bool {
-        let last = self.memory.last;
-        if let Some(known) = self.memory.requests.get_mut(last)
-            && known.fields.get(self.matched) == Some(field)
-        {
+        if self.known.fields.get(self.matched) == Some(field) {
             if id != FieldId::NONE {
-                known.ids[self.matched] = id;
-                self.ids[self.matched] = id;
+                self.known.ids[self.matched] = id;
             }
             return true;
         }
-        let mut ids = self.ids;
-        ids[self.matched] = id;
+        let ids = self.begin_with(id);
         let Some(other) = self.memory.like(&ids[..=self.matched]) else { return false };
-        self.memory.last = other;
-        self.ids = self.memory.requests[other].ids;
+        self.switch(other);
         true
     }
 
     /// Makes a new request of what was matched so far, with path and timeout in their places.
     fn begin_new(&mut self) {
         let mut new = Box::new(New::empty());
-        let known = self.memory.requests.get(self.memory.last);
+        let known = &self.known;
         for at in 0..=self.matched {
             if at == self.path_at {
                 new.pseudo(seen::PATH);
@@ -190,25 +225,28 @@ impl<'a> HeadBuilder<'a> {
             if at == self.timeout_at {
                 new.seen |= seen::REGULAR;
             }
-            if at < self.matched
-                && let Some(known) = known
-            {
-                new.field(known.ids[at], &known.fields[at]);
+            if at < self.matched {
+                new.field(known.ids[at], &known.fields[at], known.sizes[at]);
             }
         }
         self.new = Some(new);
-        // No field has this number.
-        self.ids = [END; FIELDS];
+        self.matched = NEW;
     }
 }
 
 impl Sink for HeadBuilder<'_> {
     #[inline]
-    fn field(&mut self, id: FieldId, field: &Field) {
-        if self.ids[self.matched] == id {
-            self.matched += 1;
-            return;
+    fn expected(&mut self, id: FieldId) -> Option<u32> {
+        let matched = self.matched;
+        if self.known.ids[matched] != id {
+            return None;
         }
+        self.matched += 1;
+        Some(self.known.sizes[matched])
+    }
+
+    #[inline]
+    fn field(&mut self, id: FieldId, field: &Field, size: u32) {
         match field {
             Field::Path(path) => {
                 self.malformed |= self.path_at != NOWHERE || self.timeout_at != NOWHERE;
@@ -228,7 +266,7 @@ impl Sink for HeadBuilder<'_> {
                     new.seen |= seen::REGULAR;
                 }
             }
-            _ => self.other(id, field),
+            _ => self.other(id, field, size),
         }
     }
 }
@@ -239,6 +277,7 @@ struct New {
     host: Option<Bytes>,
     content_length: Option<u64>,
     ids: Vec<FieldId>,
+    sizes: Vec<u32>,
     fields: Vec<Field>,
     pseudo: usize,
     seen: u8,
@@ -252,6 +291,7 @@ impl New {
             host: None,
             content_length: None,
             ids: Vec::new(),
+            sizes: Vec::new(),
             fields: Vec::new(),
             pseudo: 0,
             seen: 0,
@@ -264,8 +304,9 @@ impl New {
         self.seen |= bit;
     }
 
-    fn field(&mut self, id: FieldId, field: &Field) {
+    fn field(&mut self, id: FieldId, field: &Field, size: u32) {
         self.ids.push(id);
+        self.sizes.push(size);
         self.fields.push(field.clone());
         match field {
             Field::Method(method) => {
@@ -327,9 +368,12 @@ impl New {
         let (common, content_length) = (Arc::new(self.common), self.content_length);
         if self.ids.len() < FIELDS && !self.ids.contains(&FieldId::NONE) {
             let mut ids = [END; FIELDS];
+            let mut sizes = [0; FIELDS];
             ids[..self.ids.len()].copy_from_slice(&self.ids);
+            sizes[..self.sizes.len()].copy_from_slice(&self.sizes);
             let (fields, pseudo) = (self.fields, self.pseudo);
-            memory.remember(Remembered { ids, fields, pseudo, common: common.clone(), content_length });
+            let common = common.clone();
+            memory.remember(Box::new(Remembered { ids, sizes, fields, pseudo, common, content_length }));
         }
         Ok((common, content_length))
     }
@@ -342,7 +386,7 @@ pub(crate) struct TrailerCheck {
 }
 
 impl Sink for TrailerCheck {
-    fn field(&mut self, _id: FieldId, field: &Field) {
+    fn field(&mut self, _id: FieldId, field: &Field, _size: u32) {
         self.malformed |= matches!(
             field,
             Field::Method(_) | Field::Scheme | Field::Path(_) | Field::Authority(_) | Field::Malformed(_)

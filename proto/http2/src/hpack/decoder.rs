@@ -9,7 +9,7 @@ use super::{
     static_table::TABLE as STATIC,
     table::{Entry, Table},
 };
-use crate::{head::Method, routes::Routes};
+use crate::{head::Timeout, routes::Routes};
 
 /// A block that cannot be decoded. Both sides disagree about the table from then on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,17 +41,55 @@ impl FieldId {
 
 /// What takes the fields of a block.
 pub(crate) trait Sink {
-    fn field(&mut self, id: FieldId, field: &Field);
+    /// Takes a field, of which the size is known, if its number says all. Returns the size.
+    #[inline]
+    fn expected(&mut self, _id: FieldId) -> Option<u32> {
+        None
+    }
+
+    fn field(&mut self, id: FieldId, field: &Field, size: u32);
 }
 
 /// A sink for what nobody wants.
 impl Sink for () {
-    fn field(&mut self, _id: FieldId, _field: &Field) {}
+    fn field(&mut self, _id: FieldId, _field: &Field, _size: u32) {}
 }
 
-/// Fields that are in every request.
-static POST: Field = Field::Method(Method::Post);
-static SCHEME: Field = Field::Scheme;
+/// A sink, and the size of the list that it may still take.
+struct Taking<'a, S> {
+    sink: &'a mut S,
+    left: usize,
+    taken: Taken,
+}
+
+impl<S: Sink> Taking<'_, S> {
+    #[inline]
+    fn expected(&mut self, id: FieldId) -> bool {
+        let Some(size) = self.sink.expected(id) else { return false };
+        self.fits(size);
+        true
+    }
+
+    #[inline]
+    fn field(&mut self, id: FieldId, field: &Field, size: u32) {
+        if self.fits(size) {
+            self.sink.field(id, field, size);
+        }
+    }
+
+    #[inline]
+    fn fits(&mut self, size: u32) -> bool {
+        let fits = size as usize <= self.left;
+        if fits {
+            self.left -= size as usize;
+        } else {
+            // Smaller fields may follow; none of them is taken.
+            self.left = 0;
+            self.taken = Taken::TooLarge;
+        }
+        fits
+    }
+}
 
 /// The fields of a block were all taken, or there were too many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +113,7 @@ pub(crate) struct Decoder {
     value: huffman::Decoded,
 }
 
+const TIMEOUT: &str = "grpc-timeout";
 /// The size of the table before anything else was said.
 const SIZE_DEFAULT: usize = 4096;
 
@@ -108,21 +147,11 @@ impl Decoder {
         list_max: usize,
         sink: &mut impl Sink,
     ) -> Result<Taken, CompressionError> {
-        let (mut at, mut left, mut taken) = (0, list_max, Taken::All);
+        let mut at = 0;
+        let mut taking = Taking { sink, left: list_max, taken: Taken::All };
         if block.first().is_some_and(|first| first & 0xe0 == 0x20) || self.size_required.is_some() {
             self.updates(block, &mut at)?;
         }
-        let mut take = |id: FieldId, field: &Field, size: usize| match left.checked_sub(size) {
-            Some(rest) => {
-                left = rest;
-                sink.field(id, field);
-            }
-            None => {
-                // Smaller fields may follow; none of them is taken.
-                left = 0;
-                taken = Taken::TooLarge;
-            }
-        };
         while let Some(&first) = block.get(at) {
             if first & 0x80 != 0 {
                 let index = if first == 0xff {
@@ -132,35 +161,31 @@ impl Decoder {
                     usize::from(first & 0x7f)
                 };
                 if index > STATIC.len() {
-                    let (number, entry) =
-                        self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
-                    take(FieldId(number), &entry.field, entry.size as usize);
-                    continue;
-                }
-                let id = FieldId(index as u64);
-                match index {
-                    3 => take(id, &POST, ":method".len() + "POST".len() + OVERHEAD),
-                    6 => take(id, &SCHEME, ":scheme".len() + "http".len() + OVERHEAD),
-                    7 => take(id, &SCHEME, ":scheme".len() + "https".len() + OVERHEAD),
-                    _ => {
-                        let (field, size) = self.of_static(index)?;
-                        take(id, &field, size);
+                    let index = index - STATIC.len() - 1;
+                    let number = FieldId(self.table.number(index).ok_or(CompressionError::Index)?);
+                    if !taking.expected(number)
+                        && let Some(entry) = self.table.get(index)
+                    {
+                        taking.field(number, &entry.field, entry.size);
                     }
+                } else if !taking.expected(FieldId(index as u64)) {
+                    let (field, size) = self.of_static(index)?;
+                    taking.field(FieldId(index as u64), &field, size);
                 }
             } else if first & 0x40 != 0 {
                 let entry = self.literal(block, &mut at, 6)?;
                 match self.table.insert(entry) {
-                    Ok((number, entry)) => take(FieldId(number), &entry.field, entry.size as usize),
-                    Err(entry) => take(FieldId::NONE, &entry.field, entry.size as usize),
+                    Ok((number, entry)) => taking.field(FieldId(number), &entry.field, entry.size),
+                    Err(entry) => taking.field(FieldId::NONE, &entry.field, entry.size),
                 }
             } else if first & 0x20 != 0 {
                 return Err(CompressionError::LateUpdate);
             } else {
                 let entry = self.literal(block, &mut at, 4)?;
-                take(FieldId::NONE, &entry.field, entry.size as usize);
+                taking.field(FieldId::NONE, &entry.field, entry.size);
             }
         }
-        Ok(taken)
+        Ok(taking.taken)
     }
 
     /// Takes the updates of the table's size at the begin of a block.
@@ -182,9 +207,9 @@ impl Decoder {
     }
 
     #[cold]
-    fn of_static(&self, index: usize) -> Result<(Field, usize), CompressionError> {
+    fn of_static(&self, index: usize) -> Result<(Field, u32), CompressionError> {
         let (name, value) = STATIC.get(index.wrapping_sub(1)).ok_or(CompressionError::Index)?;
-        let size = name.len() + value.len() + OVERHEAD;
+        let size = (name.len() + value.len() + OVERHEAD) as u32;
         Ok((Field::read(Name::of(name.as_bytes()), value.as_bytes(), &self.routes), size))
     }
 
@@ -193,7 +218,13 @@ impl Decoder {
     fn literal(&mut self, block: &[u8], at: &mut usize, bits: u8) -> Result<Entry, CompressionError> {
         let index = integer::read(block, at, bits)? as usize;
         let name = if index > STATIC.len() {
-            let (_, entry) = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+            let entry = self.table.get(index - STATIC.len() - 1).ok_or(CompressionError::Index)?;
+            if let Field::Timeout(_) = entry.field {
+                // This is what grpc-go sends in each request.
+                let value = string(block, at, &mut self.value)?;
+                let size = (TIMEOUT.len() + value.len() + OVERHEAD) as u32;
+                return Ok(Entry { field: Field::Timeout(Timeout::parse(value)), size });
+            }
             entry.field.name()
         } else if index > 0 {
             Name::of(STATIC[index - 1].0.as_bytes())

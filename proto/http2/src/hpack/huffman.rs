@@ -115,12 +115,14 @@ const fn machine() -> Machine {
     Machine { steps, ends }
 }
 
-/// For each eight bits the symbol whose code they begin with, and its length; none where the code is longer.
+/// For each eight bits the symbol whose code they begin with, and its length; `LONGER` where they are a part of a code.
 static FIRST: [(u8, u8); 256] = first();
+
+const LONGER: u8 = u8::MAX;
 
 const fn first() -> [(u8, u8); 256] {
     let codes = codes();
-    let mut first = [(0, 0); 256];
+    let mut first = [(0, LONGER); 256];
     let mut symbol = 0;
     while symbol < END {
         let length = LENGTHS[symbol];
@@ -137,13 +139,13 @@ const fn first() -> [(u8, u8); 256] {
     first
 }
 
-/// The most symbols in eight bytes, which is when all have five bits.
-const SHORT_SYMBOLS_MAX: usize = 12;
+/// More symbols than are in eight bytes, of which there are the most when all have five bits.
+const SHORT_SYMBOLS: usize = 13;
 
 /// Where strings are decoded to.
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
-    short: [u8; SHORT_SYMBOLS_MAX + 1],
+    short: [u8; SHORT_SYMBOLS],
     long: Vec<u8>,
 }
 
@@ -166,7 +168,7 @@ pub(crate) fn decode<'a>(coded: &[u8], out: &'a mut Decoded) -> Result<&'a [u8],
 /// Decodes a string of at most eight bytes, such as a timeout, if none of its codes is longer than eight bits. Returns the
 /// number of symbols.
 #[inline]
-fn short(coded: &[u8], out: &mut [u8; SHORT_SYMBOLS_MAX + 1]) -> Option<usize> {
+fn short(coded: &[u8], out: &mut [u8; SHORT_SYMBOLS]) -> Option<usize> {
     let mut bits = 0;
     for byte in coded {
         bits = bits << 8 | u64::from(*byte);
@@ -174,13 +176,12 @@ fn short(coded: &[u8], out: &mut [u8; SHORT_SYMBOLS_MAX + 1]) -> Option<usize> {
     let mut left = coded.len() as u32 * 8;
     bits = bits.checked_shl(64 - left).unwrap_or(0);
     let mut symbols = 0;
-    loop {
+    for place in out.iter_mut() {
         let (symbol, length) = FIRST[(bits >> 56) as usize];
-        if length == 0 || u32::from(length) > left {
+        if u32::from(length) > left {
             break;
         }
-        // There is one place more than can be filled.
-        out[symbols.min(SHORT_SYMBOLS_MAX)] = symbol;
+        *place = symbol;
         symbols += 1;
         bits <<= length;
         left -= u32::from(length);

@@ -29,12 +29,17 @@ impl Table {
         Self { entries: VecDeque::new(), size: 0, size_max, next: FIRST }
     }
 
-    /// The entry with an index, of which the newest is 0, and its number.
+    /// The number of the entry with an index, of which the newest is 0.
     #[inline]
-    pub(crate) fn get(&self, index: usize) -> Option<(u64, &Entry)> {
+    pub(crate) fn number(&self, index: usize) -> Option<u64> {
+        (index < self.entries.len()).then(|| self.next - 1 - index as u64)
+    }
+
+    /// The entry with an index.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&Entry> {
         // A wrapped difference is above the length.
-        let entry = self.entries.get(self.entries.len().wrapping_sub(index).wrapping_sub(1))?;
-        Some((self.next - 1 - index as u64, entry))
+        self.entries.get(self.entries.len().wrapping_sub(index).wrapping_sub(1))
     }
 
     /// Adds an entry, and returns it with its number: the oldest make room. One that is larger than the table leaves it empty.

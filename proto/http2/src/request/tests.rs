@@ -39,7 +39,9 @@ type Built = Result<(RequestHead, Option<u64>), Malformed>;
 fn built(memory: &mut Memory, numbers: &[u64]) -> Built {
     let mut builder = HeadBuilder::new(memory);
     for number in numbers {
-        builder.field(FieldId(*number), &field(*number));
+        if builder.expected(FieldId(*number)).is_none() {
+            builder.field(FieldId(*number), &field(*number), 40);
+        }
     }
     builder.finish()
 }
@@ -59,7 +61,7 @@ fn equal_requests_share_what_they_have_in_common() {
     assert_eq!(heads[1].path, Path::Known(RouteId(4)));
     assert_eq!(heads[1].timeout, Timeout::parse(b"8S"));
     assert_eq!(heads[2].timeout, Timeout::None);
-    assert_eq!(memory.requests.len(), 1);
+    assert_eq!(memory.requests.iter().flatten().count(), 2, "one of them is none");
 }
 
 #[test]
@@ -78,7 +80,7 @@ fn requests_that_take_turns_are_all_remembered() {
     for number in 0..20 {
         built(&mut memory, &[&[1, 2, 3, 5, 9][..], &vec![11; number]].concat()).unwrap();
     }
-    assert_eq!(memory.requests.len(), REMEMBERED);
+    assert_eq!(memory.requests.iter().flatten().count(), REMEMBERED);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{
 struct Fields(Vec<String>);
 
 impl Sink for Fields {
-    fn field(&mut self, _id: FieldId, field: &Field) {
+    fn field(&mut self, _id: FieldId, field: &Field, _size: u32) {
         self.0.push(match field {
             Field::Method(method) => format!("method {method:?}"),
             Field::Scheme => "scheme".to_owned(),
