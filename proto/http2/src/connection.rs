@@ -297,7 +297,8 @@ impl Connection {
     pub fn close(&mut self, code: ErrorCode, reason: &'static str) {
         if !matches!(self.phase, Phase::Failed(_)) {
             self.phase = Phase::Failed(ConnectionError { code, reason });
-            self.goaway(self.last, code, reason);
+            let last = if let Ending::Last(last) = self.ending { last } else { self.last };
+            self.goaway(last, code, reason);
             self.streams.clear();
             self.sender.clear();
             self.continuing = None;
@@ -322,3 +323,9 @@ impl Connection {
         self.sender.frame(kind::GOAWAY, 0, 0, &payload);
     }
 }
+
+/// A connection may be moved to another thread.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    is_send::<Connection>();
+};

@@ -212,7 +212,11 @@ impl Sender {
             }
             self.end(stream, &Trailers::Ok);
         }
-        self.close(streams, id);
+        // Nothing waits on the stream.
+        if stream.receiving {
+            self.reset(id.id, ErrorCode::NO_ERROR);
+        }
+        streams.remove(id);
         Ok(())
     }
 
@@ -332,7 +336,14 @@ impl Sender {
     }
 
     /// Makes frames of what waits, as far as the window of the connection goes and the socket needs them.
+    #[inline]
     pub(crate) fn commit(&mut self, streams: &mut Streams) {
+        if !(self.short.is_empty() && self.long.is_empty() && self.ends.is_empty()) {
+            self.commit_some(streams);
+        }
+    }
+
+    fn commit_some(&mut self, streams: &mut Streams) {
         while self.output.len() < READY_BYTES
             && let Some(id) = self.ends.pop_front()
         {

@@ -55,23 +55,54 @@ pub(crate) struct Stream {
     pub(crate) body_left: Option<u64>,
 }
 
-impl Stream {
-    pub(crate) const fn new(id: u32, send_window: i32, receive_window: i32) -> Self {
+/// What a stream begins with.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Begin {
+    pub(crate) id: u32,
+    pub(crate) receiving: bool,
+    pub(crate) send_window: i32,
+    pub(crate) receive_window: i32,
+    pub(crate) body_left: Option<u64>,
+}
+
+impl From<Begin> for Stream {
+    fn from(begin: Begin) -> Self {
         Self {
-            id,
-            receiving: true,
+            id: begin.id,
+            receiving: begin.receiving,
             head_sent: false,
             scheduled: false,
             writable_wanted: false,
             trailers: None,
             queue: VecDeque::new(),
             queued: 0,
-            send_window,
-            receive_window,
+            send_window: begin.send_window,
+            receive_window: begin.receive_window,
             unreleased: 0,
             credit: 0,
-            body_left: None,
+            body_left: begin.body_left,
         }
+    }
+}
+
+impl Stream {
+    /// Begins in the place of a stream that has ended, on which nothing waits.
+    #[inline]
+    pub(crate) fn begin(&mut self, begin: Begin) {
+        debug_assert!(
+            self.queue.is_empty() && self.trailers.is_none() && self.queued == 0,
+            "something waits"
+        );
+        self.id = begin.id;
+        self.receiving = begin.receiving;
+        self.head_sent = false;
+        self.scheduled = false;
+        self.writable_wanted = false;
+        self.send_window = begin.send_window;
+        self.receive_window = begin.receive_window;
+        self.unreleased = 0;
+        self.credit = 0;
+        self.body_left = begin.body_left;
     }
 
     pub(crate) fn push(&mut self, piece: Piece) {

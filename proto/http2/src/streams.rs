@@ -1,6 +1,6 @@
 //! The open streams of a connection, by place and by number.
 
-use crate::stream::Stream;
+use crate::stream::{Begin, Stream};
 
 /// A stream in the hands of the caller. It stays what it is when the stream has ended: no other stream is ever equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,18 +63,19 @@ impl Streams {
 
     /// Adds a stream, whose number is new.
     #[inline]
-    pub(crate) fn insert(&mut self, stream: Stream) -> StreamId {
+    pub(crate) fn insert(&mut self, stream: Begin) -> StreamId {
         if (self.len + 1) * 2 > self.index.len() {
             self.grow();
         }
         let id = stream.id;
         let place = match self.free.pop() {
             Some(place) => {
-                self.places[place as usize] = stream;
+                // What has ended left nothing behind, so there is nothing to drop.
+                self.places[place as usize].begin(stream);
                 place
             }
             None => {
-                self.places.push(stream);
+                self.places.push(stream.into());
                 (self.places.len() - 1) as u32
             }
         };
@@ -111,7 +112,7 @@ impl Streams {
         found.id = 0;
         if found.queued > 0 || found.trailers.is_some() {
             // Nothing waits on most streams that end; what waits is let go now.
-            *found = Stream::new(0, 0, 0);
+            *found = Begin::default().into();
         }
         self.free.push(stream.place);
         self.len -= 1;

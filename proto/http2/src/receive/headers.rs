@@ -7,7 +7,7 @@ use crate::{
     frame::{ErrorCode, Head, WINDOW_MAX, flag, without_padding},
     hpack::decoder::{CompressionError, Sink, Taken},
     request::{HeadBuilder, TrailerCheck},
-    stream::Stream,
+    stream::Begin,
     streams::StreamId,
 };
 
@@ -156,9 +156,13 @@ impl Connection {
             return self.refuse(id, ErrorCode::PROTOCOL_ERROR);
         };
         let end = head.has(flag::END_STREAM);
-        let mut stream = Stream::new(id, self.sender.initial_window(), self.stream_window());
-        stream.receiving = !end;
-        stream.body_left = body;
+        let mut stream = Begin {
+            id,
+            receiving: !end,
+            send_window: self.sender.initial_window(),
+            receive_window: self.stream_window(),
+            body_left: body,
+        };
         if depends_on_itself || !fits(&mut stream.body_left, 0, end) {
             return self.refuse(id, ErrorCode::PROTOCOL_ERROR);
         }

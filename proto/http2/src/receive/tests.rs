@@ -331,6 +331,7 @@ fn an_orderly_end_takes_what_is_under_way() {
     assert_eq!((sent[0].0.kind, &sent[0].1[..4]), (kind::GOAWAY, &3_u32.to_be_bytes()[..]));
     peer.take(&[request(5, false), data(5, true, b"x"), reset(5)].concat()).unwrap();
     assert_eq!(peer.events, [], "requests after the last are not taken");
+    assert_eq!(peer.kinds(), []);
     peer.connection.answer(first, &[]).unwrap();
     peer.connection.answer(second, &[]).unwrap();
     assert!(!peer.connection.is_done(), "something is to be sent");

@@ -12,7 +12,7 @@ proptest! {
         for (add, gap, which) in steps {
             if add || model.is_empty() {
                 next += gap * 2;
-                model.insert(next, streams.insert(Stream::new(next, 0, 0)));
+                model.insert(next, streams.insert(Begin { id: next, ..Begin::default() }));
             } else {
                 let keys: Vec<u32> = model.keys().copied().collect();
                 let id = *which.get(&keys);
