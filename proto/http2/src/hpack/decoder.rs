@@ -130,10 +130,10 @@ impl Decoder {
         }
     }
 
-    /// The client has acknowledged the size.
+    /// The client has acknowledged the size. It may have made its table smaller before it said so.
     pub(crate) fn acknowledged(&mut self, size: usize) {
         self.size_allowed = size;
-        self.size_required = (size < SIZE_DEFAULT).then_some(size);
+        self.size_required = (size < self.table.size_max()).then_some(size);
     }
 
     /// Decodes a block. The sum of the fields' sizes may be `list_max`.

@@ -72,6 +72,10 @@ impl Table {
         }
     }
 
+    pub(crate) const fn size_max(&self) -> usize {
+        self.size_max
+    }
+
     #[cfg(test)]
     pub(crate) const fn size(&self) -> usize {
         self.size

@@ -220,6 +220,10 @@ fn a_smaller_table_must_be_confirmed() {
     let mut large = new();
     large.acknowledged(100);
     assert_eq!(decoded(&mut large, &[0x3f, 0x46, 0x82]), Err(CompressionError::TableSize), "101");
+    let mut early = new();
+    decoded(&mut early, &[0x3f, 0x45, 0x82]).unwrap();
+    early.acknowledged(100);
+    decoded(&mut early, &[0x82]).expect("the table is small already");
     let mut right = new();
     right.acknowledged(100);
     decoded(&mut right, &[0x3f, 0x45, 0x82]).unwrap();
