@@ -187,8 +187,11 @@ fn short(coded: &[u8], out: &mut [u8; SHORT_SYMBOLS]) -> Option<usize> {
         left -= u32::from(length);
     }
     // Padding is less than a byte of ones, which no code of up to eight bits consists of.
+    if left >= 8 {
+        return None;
+    }
     let padding = !(u64::MAX >> left);
-    (left < 8 && bits & padding == padding).then_some(symbols)
+    (bits & padding == padding).then_some(symbols)
 }
 
 /// Appends a decoded string of any length.

@@ -56,6 +56,17 @@ fn padding_must_be_seven_ones_or_fewer() {
     assert_eq!(decoded(&[0xfc, 0x1f]).unwrap(), b"Xa");
 }
 
+/// Eight bytes that begin with a code which is too long for the fast way.
+#[test]
+fn eight_bytes_of_long_codes_are_decoded() {
+    let coded = encode(&[200, 200]);
+    assert_eq!(coded.len(), 7);
+    assert_eq!(decoded(&coded).unwrap(), [200, 200]);
+    let coded = encode(&[255, 255, b'0', b'0']);
+    assert_eq!(coded.len(), 8);
+    assert_eq!(decoded(&coded).unwrap(), [255, 255, b'0', b'0']);
+}
+
 #[test]
 fn the_code_for_the_end_is_an_error() {
     assert_eq!(decoded(&[0xff, 0xff, 0xff, 0xff]), Err(BadCode));
