@@ -125,7 +125,9 @@ impl Share {
     pub(crate) fn is_spent(&self) -> bool {
         self.moved >= SHARE_BYTES
             && TURNS.with(|turns| {
-                self.turn == turns.number.load(Ordering::Relaxed)
+                // Where nobody counts, as outside of a runtime, the turn has no end.
+                turns.counted.load(Ordering::Relaxed)
+                    && self.turn == turns.number.load(Ordering::Relaxed)
                     && turns.moved.load(Ordering::Relaxed) >= TURN_BYTES
             })
     }
