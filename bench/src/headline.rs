@@ -305,9 +305,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "| get | kindred router + shard | 18.0 (18.0-18.0) | 0.50 | 14.0 | 4.0 | 2.50 | 0.00 | 5.00 | 100 | 200 |",
-                "| | its router | 12.0 | | 10.0 | 2.0 | 1.50 | 0.00 | 3.00 | | |",
-                "| | its shard | 6.0 | | 4.0 | 2.0 | 1.00 | 0.00 | 2.00 | | |",
+                "| get | kindred router + shard | 18.0 (18.0-18.0) | 0.50 | 14.0 | 4.00 | 2.50 | 0.00 | 5.00 | 100 | 200 |",
+                "| | its router | 12.0 | | 10.0 | 2.00 | 1.50 | 0.00 | 3.00 | | |",
+                "| | its shard | 6.00 | | 4.00 | 2.00 | 1.00 | 0.00 | 2.00 | | |",
             ]
         );
         let failed = Cell { failed: Some("a|b".to_owned()), ..Cell::default() };
