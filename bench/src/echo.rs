@@ -60,6 +60,10 @@ impl UnaryCalls for Echo {
         Some(path.ends_with("/Range"))
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &["/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range"]
+    }
+
     fn message_bytes_max(&self) -> usize {
         usize::MAX
     }

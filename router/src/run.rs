@@ -13,7 +13,7 @@ use kindred_transport::admin::AdminGuard;
 use kindred_transport::logging::Process;
 use kindred_transport::network::Network;
 use kindred_transport::serve::Drained;
-use kindred_transport::server::Served;
+use kindred_transport::server::{Http2, Served};
 use kindred_transport::unread::Unread;
 use kindred_transport::{
     ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, logging, server, who,
@@ -191,7 +191,7 @@ pub async fn bind(
     let parts = app.admin(mover, &kv);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
-    let served = Served { calls: kv, services, web: admin::for_clients(web) };
+    let served = Served { http2: Http2::of_environment(), calls: kv, services, web: admin::for_clients(web) };
     let unread = Unread::with(settings.unread);
     for listener in listeners {
         // A stop sends GOAWAY; watch sessions end themselves with Unavailable.

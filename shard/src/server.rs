@@ -26,7 +26,7 @@ use kindred_transport::{
     memory::limit,
     network::Network,
     serve::{Drain, Drained},
-    server::{self, Served},
+    server::{self, Http2, Served},
     tls::ServerTls,
     unread::{self, Unread},
     who,
@@ -225,7 +225,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         let gateway = kindred_gateway::routes(&services, settings.request_bytes_max);
         (services, probes.clone().routes().merge(gateway))
     };
-    let served = Served { calls, services, web: for_clients(web) };
+    let served = Served { http2: Http2::of_environment(), calls, services, web: for_clients(web) };
     let usual = unread::Limits::default();
     let bytes = memory::unread(limit::available().as_ref(), settings.memory_shared_by, usual.bytes);
     let unread = Unread::with(unread::Limits { bytes, ..usual });

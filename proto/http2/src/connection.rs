@@ -153,6 +153,14 @@ impl Connection {
         self.sender.open(&mut self.streams, stream, metadata)
     }
 
+    /// Sends the head of an answer that is not gRPC's, as [`Block::http`] begins it, and which a body follows.
+    ///
+    /// # Errors
+    /// When the stream has ended, or its head was sent.
+    pub fn open(&mut self, stream: StreamId, block: &Block) -> Result<(), SendError> {
+        self.sender.open_other(&mut self.streams, stream, block)
+    }
+
     /// Sends one message of an answer. The pieces are the message without its prefix.
     ///
     /// # Errors

@@ -47,30 +47,52 @@ pub enum Path {
 }
 
 /// A method. gRPC has only POST.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Method {
     Post,
     Get,
-    Other,
+    Other(Bytes),
+}
+
+impl Method {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &[u8] {
+        match self {
+            Self::Post => b"POST",
+            Self::Get => b"GET",
+            Self::Other(name) => name,
+        }
+    }
 }
 
 /// A content type. gRPC answers 415 to one that is not gRPC's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentType {
     Missing,
     /// `application/grpc`, or that with `+proto` or parameters.
     Grpc,
     /// gRPC with another encoding of messages than protobuf.
-    GrpcOther,
-    Other,
+    GrpcOther(Bytes),
+    Other(Bytes),
 }
 
 impl ContentType {
     pub(crate) fn parse(value: &[u8]) -> Self {
         match value.strip_prefix(b"application/grpc") {
             Some(b"" | b"+proto" | [b';', ..]) => Self::Grpc,
-            Some([b'+', ..]) => Self::GrpcOther,
-            _ => Self::Other,
+            Some([b'+', ..]) => Self::GrpcOther(Bytes::copy_from_slice(value)),
+            _ => Self::Other(Bytes::copy_from_slice(value)),
+        }
+    }
+
+    /// What the client said, but for the variants of gRPC with protobuf; `None` if it said nothing.
+    #[must_use]
+    pub fn text(&self) -> Option<Bytes> {
+        match self {
+            Self::Missing => None,
+            Self::Grpc => Some(Bytes::from_static(b"application/grpc")),
+            Self::GrpcOther(text) | Self::Other(text) => Some(text.clone()),
         }
     }
 }
@@ -144,13 +166,13 @@ impl Timeout {
 }
 
 impl Common {
-    pub(crate) const fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             authority: None,
             user_agent: None,
             encoding: None,
             metadata: Vec::new(),
-            method: Method::Other,
+            method: Method::Other(Bytes::new()),
             content_type: ContentType::Missing,
             te_trailers: false,
         }

@@ -285,7 +285,7 @@ struct New {
 }
 
 impl New {
-    const fn empty() -> Self {
+    fn empty() -> Self {
         Self {
             common: Common::empty(),
             host: None,
@@ -311,7 +311,7 @@ impl New {
         match field {
             Field::Method(method) => {
                 self.pseudo(seen::METHOD);
-                self.common.method = *method;
+                self.common.method = method.clone();
             }
             Field::Scheme => self.pseudo(seen::SCHEME),
             Field::Authority(authority) => {
@@ -329,7 +329,7 @@ impl New {
 
     fn regular(&mut self, field: &Field) {
         match field {
-            Field::ContentType(content_type) => self.common.content_type = *content_type,
+            Field::ContentType(content_type) => self.common.content_type = content_type.clone(),
             Field::ContentLength(length) => {
                 self.malformed |= self.content_length.is_some_and(|other| other != *length);
                 self.content_length = Some(*length);

@@ -146,6 +146,10 @@ impl Sender {
 
     /// Writes the trailers, or a head that is trailers too. Nothing waits before it on the stream.
     fn end(&mut self, stream: &mut Stream, trailers: &Trailers) {
+        if matches!(trailers, Trailers::None) {
+            self.head(stream, &[]);
+            return self.frame(kind::DATA, flag::END_STREAM, stream.id, &[]);
+        }
         let with_head = !stream.head_sent;
         stream.head_sent = true;
         self.headers(stream.id, true, |encoder, out| {
@@ -155,6 +159,7 @@ impl Sender {
             match trailers {
                 Trailers::Ok => encoder.trailers_ok(out),
                 Trailers::Block(block) => out.extend_from_slice(block),
+                Trailers::None => {}
             }
         });
     }
@@ -229,6 +234,19 @@ impl Sender {
     ) -> Result<(), SendError> {
         let stream = streams.get_mut(id).filter(|stream| !stream.head_sent && stream.trailers.is_none());
         self.head(stream.ok_or(SendError::Ended)?, metadata.bytes());
+        Ok(())
+    }
+
+    /// Sends the head of an answer that is not gRPC's.
+    pub(crate) fn open_other(
+        &mut self,
+        streams: &mut Streams,
+        id: StreamId,
+        block: &Block,
+    ) -> Result<(), SendError> {
+        let stream = streams.get_mut(id).filter(|stream| !stream.head_sent && stream.trailers.is_none());
+        stream.ok_or(SendError::Ended)?.head_sent = true;
+        self.headers(id.id, false, |_, out| out.extend_from_slice(block.bytes()));
         Ok(())
     }
 

@@ -10,6 +10,12 @@ pub struct StreamId {
 }
 
 impl StreamId {
+    /// The place of the stream among those that are open: a small number, which is given to another stream later.
+    #[must_use]
+    pub const fn place(self) -> usize {
+        self.place as usize
+    }
+
     /// The number of the stream in the protocol.
     #[must_use]
     pub const fn number(self) -> u32 {

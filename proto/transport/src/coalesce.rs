@@ -39,7 +39,7 @@ const KEEP: usize = 32 << 10;
 /// stores.
 const DIRECT: usize = 64 << 10;
 /// The maximum number of slices in such a write. h2 has two, or a few more for a message in pieces.
-const DIRECT_SLICES: usize = 16;
+const DIRECT_SLICES: usize = 64;
 /// The number of flushes after a write that are acknowledged without draining.
 const DEFERRED_FLUSHES: u8 = 2;
 
@@ -191,6 +191,29 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
             self.sent = 0;
         }
         Poll::Ready(Ok(2 * FULL - self.buffered()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> Coalesce<T> {
+    /// Writes as much as possible now, behind the bytes that are buffered, for a task that combines its writes itself.
+    /// Such a task flushes by [`Coalesce::poll_flush_now`].
+    pub fn poll_write_now(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let Some(error) = self.error.take() {
+            return Poll::Ready(Err(error));
+        }
+        self.poll_write_direct(cx, slices)
+    }
+
+    /// Flushes what was written. Nothing is left to be done later when this is ready.
+    pub fn poll_flush_now(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.inner_dirty && self.buffered() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.poll_drain(cx)
     }
 }
 

@@ -24,7 +24,8 @@ use tonic::body::Body;
 use tower::{Service, ServiceExt as _};
 
 use crate::grpc;
-use crate::listener::{Connection, GivenUp, Incoming};
+use crate::http2 as own;
+use crate::listener::{Connection, ConnectionInfo, GivenUp, Incoming};
 use crate::metrics::calls::{self, Counting};
 use crate::unary::{self, UnaryCalls, answer::AnswerBody};
 use crate::unread::Unread;
@@ -78,9 +79,31 @@ impl<S> Services for S where
 {
 }
 
+/// Who speaks HTTP/2 with clients.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Http2 {
+    /// The libraries hyper and h2.
+    #[default]
+    Hyper,
+    /// `kindred-http2`.
+    Own,
+}
+
+impl Http2 {
+    /// What the environment variable `KINDRED_HTTP2` says: `own`, or else hyper.
+    #[must_use]
+    pub fn of_environment() -> Self {
+        match std::env::var("KINDRED_HTTP2").as_deref() {
+            Ok("own") => Self::Own,
+            _ => Self::Hyper,
+        }
+    }
+}
+
 /// Who answers requests.
 #[derive(Debug, Clone)]
 pub struct Served<U, S> {
+    pub http2: Http2,
     /// The calls that are answered here.
     pub calls: U,
     /// The other calls of gRPC.
@@ -93,7 +116,7 @@ impl<U, S> Served<U, S> {
     /// Answers nothing but calls of gRPC.
     #[must_use]
     pub fn grpc(calls: U, services: S) -> Self {
-        Self { calls, services, web: axum::Router::new() }
+        Self { http2: Http2::of_environment(), calls, services, web: axum::Router::new() }
     }
 }
 
@@ -129,11 +152,11 @@ pub async fn serve<U, S>(
             match accepted {
                 Some(Ok(connection)) => {
                     let calls = served.calls.of_connection(&connection.info());
-                    let served = Served { calls, services: served.services.clone(), web: served.web.clone() };
+                    let served = Served { calls, ..served.clone() };
                     let watched = sweep.add(&connection, &stopping);
                     connections.spawn(serve_one(
                         connection,
-                        builder.clone(),
+                        (builder.clone(), streams_max),
                         served,
                         unread.clone(),
                         watched,
@@ -213,7 +236,7 @@ impl Sweep {
 
 async fn serve_one<U, S>(
     mut connection: Connection,
-    builder: http2::Builder<TokioExecutor>,
+    (builder, streams_max): (http2::Builder<TokioExecutor>, u32),
     served: Served<U, S>,
     unread: Unread,
     watched: Arc<Watched>,
@@ -230,7 +253,10 @@ async fn serve_one<U, S>(
         }
         None => return,
     }
-    let Served { calls, services, web } = served;
+    if served.http2 == Http2::Own {
+        return serve_http2(connection, served, streams_max, unread, watched).await;
+    }
+    let Served { calls, services, web, .. } = served;
     let info = connection.info();
     let streams = watched.streams.clone();
     let service = service_fn(move |mut request: Request<RequestBody>| {
@@ -271,6 +297,58 @@ async fn serve_one<U, S>(
                 asked = true;
                 served.as_mut().graceful_shutdown();
             }
+        }
+    }
+}
+
+/// Serves with `crate::http2`.
+async fn serve_http2<U, S>(
+    connection: Connection,
+    served: Served<U, S>,
+    streams_max: u32,
+    unread: Unread,
+    watched: Arc<Watched>,
+) where
+    U: UnaryCalls,
+    S: Services,
+{
+    let Served { calls, services, web, .. } = served;
+    let others = Bridge { services, web, info: connection.info(), unread: unread.clone() };
+    let paths = own::Paths::of(&calls);
+    let driver = own::Driver::new(connection, streams_max, paths, calls, others, unread);
+    // As `Watched::is_quiet` expects it of a connection.
+    let served = watched.streams.clone();
+    let mut open = None;
+    let turn = |streams: bool| {
+        // A token for all open streams.
+        if streams != open.is_some() {
+            open = streams.then(|| served.clone());
+        }
+    };
+    if let Err(error) = own::drive(driver, watched.leave.cancelled(), turn).await {
+        tracing::debug!(%error, "a connection ended with an error");
+    }
+}
+
+/// The services, for what is none of the unary calls.
+struct Bridge<S> {
+    services: S,
+    web: axum::Router,
+    info: ConnectionInfo,
+    unread: Unread,
+}
+
+impl<S: Services> own::Others for Bridge<S> {
+    fn answer(
+        &self,
+        mut request: Request<own::RequestBody>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send>> {
+        request.extensions_mut().insert(self.info.clone());
+        let unread = self.unread.clone();
+        if is_call(&request) {
+            Box::pin(by_services(self.services.clone(), request, unread, Open::default()))
+        } else {
+            Box::pin(by_services(Web(self.web.clone()), request, unread, Open::default()))
         }
     }
 }
@@ -337,20 +415,22 @@ impl Service<Request<Body>> for Web {
     }
 }
 
-async fn by_services<S>(
+async fn by_services<S, B>(
     services: S,
-    request: Request<RequestBody>,
+    request: Request<B>,
     unread: Unread,
     open: Open,
 ) -> Result<Response<AnswerBody>, Infallible>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    B: hyper::body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let limit = unary::time_limit(request.headers());
     let calls = calls::of(request.uri().path());
     let counting = calls.map(Counting::begin);
     let answering = pin!(async {
-        let body = |body: RequestBody| match calls {
+        let body = |body: B| match calls {
             Some(calls) => Body::new(body.map_frame(move |frame| {
                 calls.received(frame.data_ref().map_or(0, Bytes::len));
                 frame

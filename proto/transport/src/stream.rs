@@ -75,6 +75,22 @@ macro_rules! forward {
                 }
             }
 
+            fn poll_write_vectored(
+                self: std::pin::Pin<&mut Self>,
+                cx: &mut std::task::Context<'_>,
+                slices: &[std::io::IoSlice<'_>],
+            ) -> std::task::Poll<std::io::Result<usize>> {
+                match self.get_mut() {
+                    $($variant(io) => std::pin::Pin::new(io).poll_write_vectored(cx, slices),)+
+                }
+            }
+
+            fn is_write_vectored(&self) -> bool {
+                match self {
+                    $($variant(io) => io.is_write_vectored(),)+
+                }
+            }
+
             fn poll_flush(self: std::pin::Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> std::task::Poll<std::io::Result<()>> {
                 match self.get_mut() {
                     $($variant(io) => std::pin::Pin::new(io).poll_flush(cx),)+

@@ -47,6 +47,9 @@ pub trait UnaryCalls: Clone + Send + Sync + 'static {
         self.clone()
     }
 
+    /// The paths of these methods.
+    fn paths(&self) -> &'static [&'static str];
+
     /// The maximum length of a request's message.
     fn message_bytes_max(&self) -> usize;
 
@@ -69,6 +72,10 @@ impl UnaryCalls for () {
         None
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &[]
+    }
+
     fn message_bytes_max(&self) -> usize {
         0
     }
@@ -88,6 +95,43 @@ pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Op
     let encoding = grpc::header(request.headers(), "grpc-encoding");
     let plain = encoding.is_none_or(|encoding| encoding == "identity");
     (plain && request.method() == Method::POST).then_some(method)
+}
+
+/// A call that has begun to be counted.
+pub(crate) struct Begun(Counting);
+
+impl Begun {
+    pub fn of<U: UnaryCalls>(calls: &U, method: U::Method) -> Self {
+        Self(Counting::begin(calls.counted(method)))
+    }
+
+    /// Ends it before it was carried out.
+    pub fn refused(mut self, status: &Status) {
+        self.0.end(status.code());
+    }
+
+    /// Carries it out within the client's time.
+    pub async fn answer<U: UnaryCalls>(
+        mut self,
+        calls: &U,
+        method: U::Method,
+        request: tonic::Request<Bytes>,
+        limit: Option<Duration>,
+    ) -> Result<Message, Status> {
+        self.0.calls.received(request.get_ref().len());
+        let answered = {
+            let mut answering = pin!(calls.call(method, request));
+            within(limit, answering.as_mut()).await
+        };
+        match &answered {
+            Ok(answer) => {
+                self.0.calls.sent(answer.len());
+                self.0.end(Code::Ok);
+            }
+            Err(status) => self.0.end(status.code()),
+        }
+        answered
+    }
 }
 
 pub(crate) async fn serve<U: UnaryCalls>(

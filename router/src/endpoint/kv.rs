@@ -431,6 +431,15 @@ impl UnaryCalls for Kv {
         }
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &[
+            "/etcdserverpb.KV/Range",
+            "/etcdserverpb.KV/Put",
+            "/etcdserverpb.KV/DeleteRange",
+            "/etcdserverpb.KV/Txn",
+        ]
+    }
+
     fn of_connection(&self, from: &ConnectionInfo) -> Self {
         let common_name = from.common_name().map(Arc::from);
         Self { client: Some(self.with.traffic.clients.connected(from)), common_name, ..self.clone() }

@@ -119,6 +119,15 @@ impl UnaryCalls for KvService {
         self.member.is_serving().then_some(method)
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &[
+            "/etcdserverpb.KV/Range",
+            "/etcdserverpb.KV/Put",
+            "/etcdserverpb.KV/DeleteRange",
+            "/etcdserverpb.KV/Txn",
+        ]
+    }
+
     fn message_bytes_max(&self) -> usize {
         self.member.receive_bytes_max()
     }

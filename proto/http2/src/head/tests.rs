@@ -29,9 +29,9 @@ fn content_types_are_those_of_grpc() {
         ("application/grpc", ContentType::Grpc),
         ("application/grpc+proto", ContentType::Grpc),
         ("application/grpc;charset=utf-8", ContentType::Grpc),
-        ("application/grpc+json", ContentType::GrpcOther),
-        ("application/grpc-web", ContentType::Other),
-        ("application/json", ContentType::Other),
+        ("application/grpc+json", ContentType::GrpcOther("application/grpc+json".into())),
+        ("application/grpc-web", ContentType::Other("application/grpc-web".into())),
+        ("application/json", ContentType::Other("application/json".into())),
     ] {
         assert_eq!(ContentType::parse(text.as_bytes()), expected, "{text}");
     }

@@ -153,6 +153,15 @@ impl Block {
     /// # Errors
     /// When the name is not lower-case ASCII, or the value has control characters or blanks around it.
     pub fn field(mut self, name: &str, value: &[u8]) -> Result<Self, BadField> {
+        self.add(name, value)?;
+        Ok(self)
+    }
+
+    /// Adds a field, as [`Block::field`] does, to a block that stays as it is where that fails.
+    ///
+    /// # Errors
+    /// As [`Block::field`].
+    pub fn add(&mut self, name: &str, value: &[u8]) -> Result<(), BadField> {
         let name_byte = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_' | b'.')
         };
@@ -167,7 +176,7 @@ impl Block {
             return Err(BadField);
         }
         literal(&mut self.0, 0, name.as_bytes(), value);
-        Ok(self)
+        Ok(())
     }
 
     /// Adds a field whose name ends with `-bin`, such as `grpc-status-details-bin`, in base64.
@@ -190,6 +199,8 @@ pub enum Trailers {
     Ok,
     /// Encoded fields, with a `grpc-status` among them.
     Block(Bytes),
+    /// None: an answer that is not gRPC's ends with its last byte.
+    None,
 }
 
 impl From<Block> for Trailers {

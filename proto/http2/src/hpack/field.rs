@@ -161,7 +161,7 @@ impl Field {
                 b"GET" => Self::Method(Method::Get),
                 // A request of CONNECT has neither scheme nor path, and nothing here could serve it.
                 b"" | b"CONNECT" => malformed(),
-                _ => Self::Method(Method::Other),
+                name => Self::Method(Method::Other(Bytes::copy_from_slice(name))),
             },
             Known::Scheme if value.is_empty() => malformed(),
             Known::Scheme => Self::Scheme,

@@ -137,6 +137,20 @@ impl Connection {
         self.info.clone()
     }
 
+    /// As [`Coalesce::poll_write_now`].
+    pub(crate) fn poll_write_now(
+        &mut self,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.io.poll_write_now(cx, slices)
+    }
+
+    /// As [`Coalesce::poll_flush_now`].
+    pub(crate) fn poll_flush_now(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.io.poll_flush_now(cx)
+    }
+
     /// Waits until it is clear which HTTP the client speaks: HTTP/2 begins with a preface that no request of HTTP/1 has.
     ///
     /// # Errors

@@ -27,6 +27,18 @@ impl Piece {
         Self { prefix: [0; PREFIX_BYTES], taken: PREFIX_BYTES as u8, bytes }
     }
 
+    /// Takes the next bytes that lie together; empty at the end.
+    pub(crate) fn take_chunk(&mut self) -> Bytes {
+        let head = self.head();
+        if !head.is_empty() {
+            let head = Bytes::copy_from_slice(head);
+            self.taken = PREFIX_BYTES as u8;
+            return head;
+        }
+        let length = self.bytes.front().len();
+        self.bytes.split_to(length).front().clone()
+    }
+
     fn head(&self) -> &[u8] {
         &self.prefix[usize::from(self.taken)..]
     }

@@ -24,7 +24,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::support::{channel, eventually};
+use crate::support::{HTTP2, channel, eventually};
 
 const LIMIT: usize = 100_000;
 
@@ -81,6 +81,10 @@ impl UnaryCalls for Echo {
         (path == "/etcdserverpb.KV/Put").then_some(())
     }
 
+    fn paths(&self) -> &'static [&'static str] {
+        &["/etcdserverpb.KV/Put"]
+    }
+
     fn message_bytes_max(&self) -> usize {
         LIMIT
     }
@@ -131,7 +135,7 @@ async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
     let services = KVServer::new(tonic).max_decoding_message_size(LIMIT);
     drain.spawn(server::serve(
         incoming,
-        server::Served::grpc(calls, services),
+        server::Served { http2: HTTP2, ..server::Served::grpc(calls, services) },
         server::STREAMS_MAX,
         Unread::default(),
         drain.stopping(),
