@@ -23,14 +23,14 @@ pub fn process_nanos(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// What all threads of a process have used so far. Threads that have ended are missing.
+/// Counts what the threads of a process have used so far. It misses threads that have ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU nanoseconds.
     pub nanos: u64,
     /// The kernel's ticks in user mode and in system mode. They divide `nanos`, and are coarse by themselves.
     pub ticks: [u64; 2],
-    /// How often a thread went to sleep, and how often another thread took its processor.
+    /// Voluntary context switches (a thread went to sleep), and involuntary ones (another thread took its processor).
     pub switches: [u64; 2],
 }
 
@@ -59,7 +59,7 @@ impl Usage {
         Ok(all)
     }
 
-    /// What was used since.
+    /// Returns what was used since `before`.
     pub fn since(self, before: Self) -> Self {
         let minus = |now: [u64; 2], then: [u64; 2]| [0, 1].map(|at| now[at].saturating_sub(then[at]));
         Self {

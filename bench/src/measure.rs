@@ -31,13 +31,13 @@ const WATCHED: &str = "/registry/leases/watched/";
 pub struct Sample {
     /// The CPU microseconds per operation of each role.
     pub cpu_us: Vec<(String, f64)>,
-    /// What that CPU was, of each role.
+    /// Splits the CPU of each role into its parts.
     pub split: Vec<(String, Split)>,
     pub latency: Latency,
     pub ops_per_second: f64,
 }
 
-/// What an operation costs a process.
+/// The cost of an operation in one process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Split {
     pub user_us: f64,
