@@ -105,32 +105,22 @@ impl Begun {
         Self(Counting::begin(calls.counted(method)))
     }
 
-    /// Ends it before it was carried out.
-    pub fn refused(mut self, status: &Status) {
-        self.0.end(status.code());
-    }
-
-    /// Carries it out within the client's time.
+    /// Carries it out.
     pub async fn answer<U: UnaryCalls>(
-        mut self,
+        &self,
         calls: &U,
         method: U::Method,
         request: tonic::Request<Bytes>,
-        limit: Option<Duration>,
     ) -> Result<Message, Status> {
         self.0.calls.received(request.get_ref().len());
-        let answered = {
-            let mut answering = pin!(calls.call(method, request));
-            within(limit, answering.as_mut()).await
-        };
-        match &answered {
-            Ok(answer) => {
-                self.0.calls.sent(answer.len());
-                self.0.end(Code::Ok);
-            }
-            Err(status) => self.0.end(status.code()),
-        }
-        answered
+        let answer = calls.call(method, request).await?;
+        self.0.calls.sent(answer.len());
+        Ok(answer)
+    }
+
+    /// Ends it.
+    pub fn end<T>(mut self, answered: &Result<T, Status>) {
+        self.0.end(answered.as_ref().map_or_else(Status::code, |_| Code::Ok));
     }
 }
 
@@ -142,31 +132,25 @@ pub(crate) async fn serve<U: UnaryCalls>(
     body: Incoming,
     open: Open,
 ) -> Result<Response<AnswerBody>, Infallible> {
-    let mut counting = Counting::begin(calls.counted(method));
+    let begun = Begun::of(&calls, method);
     let limit = time_limit(&headers);
     let answered = {
         let mut answering = pin!(async {
             let message = read(body, calls.message_bytes_max()).await?;
-            counting.calls.received(message.len());
             let metadata = MetadataMap::from_headers(headers);
             let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
-            let answer = calls.call(method, request).await?;
-            counting.calls.sent(answer.len());
-            AnswerBody::message(answer, &unread)
+            AnswerBody::message(begun.answer(&calls, method, request).await?, &unread)
         });
         within(limit, answering.as_mut()).await
     };
+    begun.end(&answered);
     Ok(match answered {
         Ok(body) => {
-            counting.end(Code::Ok);
             let mut response = Response::new(body.open(open));
             response.headers_mut().insert(CONTENT_TYPE, GRPC);
             response
         }
-        Err(status) => {
-            counting.end(status.code());
-            refused(status)
-        }
+        Err(status) => refused(status),
     })
 }
 

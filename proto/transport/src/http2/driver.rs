@@ -7,7 +7,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use crate::listener::Connection;
 use crate::unary::answer::AnswerBody;
 use crate::unary::long::{FRAME_BYTES, Message};
 use crate::unary::message::MessageReader;
-use crate::unary::{Begun, UnaryCalls};
+use crate::unary::{Begun, UnaryCalls, within};
 use crate::unread::Unread;
 
 /// The room that is made for a read.
@@ -336,8 +336,8 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
             Known::Arriving(of, arriving) if *of == stream => {
                 self.http2.released(stream, bytes.len());
                 if let Err(error) = arriving.reader.push(bytes) {
-                    let method = arriving.method;
-                    Begun::of(&self.calls, method).refused(&error.into());
+                    let refused = Err::<(), _>(Status::from(error));
+                    Begun::of(&self.calls, arriving.method).end(&refused);
                     self.fail(stream, &Status::from(error));
                 } else if end {
                     self.end_of_request(stream);
@@ -397,7 +397,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
         let message = match reader.finish() {
             Ok(message) => message,
             Err(error) => {
-                begun.refused(&Status::from(error));
+                begun.end(&Err::<(), _>(Status::from(error)));
                 self.fail(stream, &Status::from(error));
                 return;
             }
@@ -407,7 +407,9 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
         let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
         let calls = self.calls.clone();
         let reply = Box::pin(async move {
-            match begun.answer(&calls, method, request, limit).await {
+            let answered = within(limit, pin!(begun.answer(&calls, method, request))).await;
+            begun.end(&answered);
+            match answered {
                 Ok(message) => Reply::Message(message),
                 Err(status) => Reply::Failed(status),
             }
@@ -556,7 +558,7 @@ pub(crate) async fn drive<U: UnaryCalls, O: Others>(
     leave: WaitForCancellationFuture<'_>,
     mut turn: impl FnMut(bool),
 ) -> io::Result<()> {
-    let mut leave = std::pin::pin!(leave);
+    let mut leave = pin!(leave);
     let mut left = false;
     std::future::poll_fn(|cx| {
         if !left && leave.as_mut().poll(cx).is_ready() {
