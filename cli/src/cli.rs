@@ -75,6 +75,10 @@ pub struct RouterCommand {
     /// The router's own flags.
     #[command(flatten)]
     pub args: kindred_router::config::Args,
+    /// Run a shard with these flags (see `kindred shard --help`) in this process too: a call goes to it in memory, and wakes
+    /// nobody. For each shard once. All share one thread, and end together.
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true)]
+    pub with_shard: Vec<String>,
     /// Whether to end with the parent process.
     #[command(flatten)]
     pub parent: ParentArgs,

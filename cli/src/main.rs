@@ -12,6 +12,7 @@ mod import;
 mod leave;
 mod parent;
 mod stock_etcd;
+mod together;
 mod up;
 
 use std::process::ExitCode;
@@ -41,7 +42,10 @@ fn main() -> ExitCode {
         }
         Command::Router(args) => {
             parent::follow(args.parent);
-            kindred_router::run::run(&args.args)
+            match args.with_shard.as_slice() {
+                [] => kindred_router::run::run(&args.args),
+                _ => together::run(&args),
+            }
         }
         Command::Health(args) => return admin::run_to_end(health::run(&args)),
         Command::Import(args) => import::run(&args),

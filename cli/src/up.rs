@@ -2,7 +2,7 @@
 
 pub mod args;
 mod begin;
-mod child;
+pub mod child;
 mod child_log;
 mod cluster;
 mod doors;

@@ -10,10 +10,9 @@ use kindred_partition_config::ids::fnv;
 use kindred_partition_config::state::ClusterState;
 use kindred_recipes::Recipes;
 use kindred_transport::admin::AdminGuard;
-use kindred_transport::logging::Process;
-use kindred_transport::network::Network;
+use kindred_transport::logging::{Logging, Process};
 use kindred_transport::serve::Drained;
-use kindred_transport::server::{Http2, Served};
+use kindred_transport::server::Served;
 use kindred_transport::unread::Unread;
 use kindred_transport::{
     ConnectOptions, Connector, Drain, Endpoint, ListenOptions, Listener, Workers, admin, logging, server, who,
@@ -44,39 +43,52 @@ const FIRST_HANDSHAKES: Duration = Duration::from_secs(3);
 /// When the configuration is wrong, or an address cannot be bound.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let settings = args.settings()?;
-    let process = Process { kind: "router", name: Some(args.name.clone()) };
-    let _logging = logging::begin(&args.log_level, args.log_format, process).context("--log-level")?;
+    let _logging = begin_logging(args)?;
     kindred_transport::memory::set_up();
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
     runtime.block_on(async {
-        let drain = Drain::new(GRACE);
-        drain.on_signals().context("cannot listen for signals")?;
-        let bound = bind(settings, &drain, recorder()).await?;
-        let mut out = std::io::stdout();
-        let probes = match bound.probes.as_slice() {
-            [] => String::new(),
-            at => format!(" metrics={}", at.join(",")),
-        };
-        writeln!(
-            out,
-            "kindred-router ready listen={} admin={}{probes}",
-            bound.listen.join(","),
-            bound.admin
-        )?;
-        out.flush()?;
-        if let Drained::Forced(left) = drain.finish().await {
-            tracing::warn!(left, "connections were closed at the end of the grace period");
-        }
+        let drain = begin_drain()?;
+        let bound = bind(settings, &drain, recorder(&[])).await?;
+        bound.announce()?;
+        finish(&drain).await;
         Ok(())
     })
 }
 
-/// Installs the metrics recorder of this process; `None` if there is one already.
-fn recorder() -> Option<PrometheusHandle> {
+/// Begins the log of a router's process.
+///
+/// # Errors
+/// When the level is not a valid filter.
+pub fn begin_logging(args: &Args) -> anyhow::Result<Logging> {
+    let process = Process { kind: "router", name: Some(args.name.clone()) };
+    logging::begin(&args.log_level, args.log_format, process).context("--log-level")
+}
+
+/// The stop of a router, which begins with a signal.
+///
+/// # Errors
+/// When there cannot be signals.
+pub fn begin_drain() -> anyhow::Result<Drain> {
+    let drain = Drain::new(GRACE);
+    drain.on_signals().context("cannot listen for signals")?;
+    Ok(drain)
+}
+
+/// Waits for the stop and its end.
+pub async fn finish(drain: &Drain) {
+    if let Drained::Forced(left) = drain.finish().await {
+        tracing::warn!(left, "connections were closed at the end of the grace period");
+    }
+}
+
+/// Installs the metrics recorder of this process; `None` if there is one already. Others in the process have the histograms
+/// with these buckets.
+pub fn recorder(others: &[(&'static str, Vec<f64>)]) -> Option<PrometheusHandle> {
     let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in own_metrics::BUCKETS {
-        builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets).ok()?;
+    let own = own_metrics::BUCKETS.iter().map(|(name, buckets)| (*name, *buckets));
+    for (name, buckets) in own.chain(others.iter().map(|(name, buckets)| (*name, &buckets[..]))) {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets).ok()?;
     }
     let handle = builder.install_recorder().ok()?;
     own_metrics::describe();
@@ -92,6 +104,22 @@ pub struct Bound {
     /// The addresses for probes and metrics alone.
     pub probes: Vec<String>,
     pub app: App,
+}
+
+impl Bound {
+    /// Prints that the router serves, and where.
+    ///
+    /// # Errors
+    /// Those of standard output.
+    pub fn announce(&self) -> std::io::Result<()> {
+        let probes = match self.probes.as_slice() {
+            [] => String::new(),
+            at => format!(" metrics={}", at.join(",")),
+        };
+        let mut out = std::io::stdout();
+        writeln!(out, "kindred-router ready listen={} admin={}{probes}", self.listen.join(","), self.admin)?;
+        out.flush()
+    }
 }
 
 /// Binds the addresses and starts all tasks in the background; [`Drain`] ends them.
@@ -191,7 +219,7 @@ pub async fn bind(
     let parts = app.admin(mover, &kv);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));
-    let served = Served { http2: Http2::of_environment(), calls: kv, services, web: admin::for_clients(web) };
+    let served = Served { calls: kv, services, web: admin::for_clients(web) };
     let unread = Unread::with(settings.unread);
     for listener in listeners {
         // A stop sends GOAWAY; watch sessions end themselves with Unavailable.
@@ -211,8 +239,7 @@ pub async fn bind(
 /// Refuses addresses that would be open to strangers; returns who may use the admin port.
 fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
     let tls = settings.tls.as_ref();
-    // A program that brings its own network knows who is on it.
-    if matches!(settings.network, Network::System) && !settings.insecure_listen {
+    if settings.network.is_open() && !settings.insecure_listen {
         for address in &settings.listen {
             who::check_clients("--listen", address, tls).map_err(anyhow::Error::msg)?;
         }

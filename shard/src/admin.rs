@@ -7,19 +7,23 @@ use kindred_transport::{
     listener::Listener,
     serve::Drain,
 };
-use metrics_exporter_prometheus::PrometheusHandle;
 
 use crate::{
-    apply_loop::call, durability::status::DurabilityStatus, etcd::Member, handle::Handle, metrics::render,
+    apply_loop::call,
+    durability::status::DurabilityStatus,
+    etcd::Member,
+    handle::Handle,
+    metrics::{Recorded, render},
     standby::membership::Membership,
 };
 
 /// What probes and metrics say, on the admin port and, as with etcd, on the clients' port.
 #[must_use]
-pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain: &Drain) -> Admin {
+pub fn probes(member: Member, recorded: &Recorded, drain: &Drain) -> Admin {
     let live = member.handle.clone();
     let ready_drain = drain.clone();
     let membership = member.membership.clone();
+    let (recorder, label) = (recorded.recorder.clone(), recorded.label.clone());
     let loop_check = |handle: &Handle| {
         let result = if handle.is_open() { Ok(()) } else { Err("the apply loop has ended") };
         Check::new("apply_loop", result)
@@ -43,7 +47,12 @@ pub fn probes(member: Member, recorder: Option<&'static PrometheusHandle>, drain
                 Check::new("writes", refused),
             ]
         })
-        .metrics(move || recorder.map(|recorder| render(recorder, membership.serves())).unwrap_or_default())
+        .metrics(move || {
+            recorder
+                .as_ref()
+                .map(|recorder| render(recorder, &label, membership.serves()))
+                .unwrap_or_default()
+        })
 }
 
 /// Whether the other members may be stopped, as far as this one knows: it serves, or could take over. `/readyz?exclude=clock`

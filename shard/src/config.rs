@@ -18,7 +18,9 @@ use kindred_transport::{
 };
 use serde::Deserialize;
 
-use crate::{clock::WallClock, core::history::HISTORY_AGE_MIN, identity::Identity, starting::Starting};
+use crate::{
+    clock::WallClock, core::history::HISTORY_AGE_MIN, identity::Identity, metrics::Label, starting::Starting,
+};
 
 pub mod durability;
 mod file;
@@ -226,6 +228,8 @@ pub struct Settings {
     pub memory_shared_by: u32,
     /// Shows the progress of the start.
     pub starting: Starting,
+    /// The label of its gauges.
+    pub label: Label,
     pub threads: usize,
     pub log_level: String,
     pub log_format: Format,
@@ -471,6 +475,7 @@ impl Options {
             quota_bytes: self.quota_backend_bytes,
             memory_shared_by: self.memory_shared_by.unwrap_or(1),
             starting: Starting::default(),
+            label: Label::default(),
             threads: self.threads.unwrap_or(1) as usize,
             log_level: self.log_level.unwrap_or_else(|| "info".to_owned()),
             log_format: self.log_format.unwrap_or_default(),

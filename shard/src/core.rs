@@ -26,7 +26,8 @@ use tokio::{sync::Notify, time::Instant};
 use kindred_wire::error::EtcdError;
 
 use crate::{
-    clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, read_hints::ReadHints,
+    clock::Clock, durability::status::DurabilityStatus, etcd_status::KvError, metrics::Label,
+    read_hints::ReadHints,
 };
 
 mod compacting;
@@ -152,6 +153,8 @@ pub struct CoreSettings {
     pub kinds: KindScheme,
     /// How much is done in one turn.
     pub sizes: Sizes,
+    /// The label of its gauges.
+    pub label: Label,
 }
 
 pub struct Core {
@@ -202,12 +205,15 @@ pub struct Core {
     compactions: Vec<(MonoMillis, Compaction)>,
     /// Requests executed, shown as etcd's raft index.
     pub applied: u64,
+    /// The label of its gauges.
+    pub label: Label,
 }
 
 impl Core {
     #[must_use]
     pub fn new(engine: Engine, clock: Clock, settings: CoreSettings) -> Self {
-        let CoreSettings { member_id, slot, quota_bytes, .. } = settings;
+        let CoreSettings { member_id, slot, quota_bytes, ref label, .. } = settings;
+        let label = label.clone();
         // A shard alone trusts its own clock.
         let opened = clock.is_confirmed();
         let now = clock.now();
@@ -217,6 +223,7 @@ impl Core {
             member_id,
             slot,
             quota_bytes,
+            label,
             alarms: BTreeSet::new(),
             cursors: HashMap::new(),
             cursor_next: 0,

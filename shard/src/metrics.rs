@@ -20,7 +20,7 @@ use kindred_transport::{
     metrics::{calls, exposition},
 };
 use kindred_wal::LogKind;
-use metrics::{Counter, Gauge, Histogram, Unit};
+use metrics::{Counter, Gauge, Histogram, SharedString, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_process::Collector;
 
@@ -107,8 +107,54 @@ pub fn all() -> Vec<exposition::Metric> {
     own.chain(calls::METRICS).chain(kinds::METRICS).collect()
 }
 
-fn gauge(metric: &Metric) -> Gauge {
-    metrics::gauge!(metric.name)
+/// Which of the stores of this process a gauge is of.
+#[derive(Debug, Clone, Default)]
+pub struct Label(Option<SharedString>);
+
+impl Label {
+    /// Of a store that is not alone in its process. Its gauges have the label `store`; counters and histograms are of all
+    /// stores of the process.
+    #[must_use]
+    pub fn of(store: &str) -> Self {
+        Self(Some(SharedString::from(store.to_owned())))
+    }
+
+    fn gauge(&self, metric: &Metric) -> Gauge {
+        match &self.0 {
+            None => metrics::gauge!(metric.name),
+            Some(store) => metrics::gauge!(metric.name, "store" => store.clone()),
+        }
+    }
+
+    fn gauge_with(&self, metric: &Metric, label: &'static str, value: impl Into<SharedString>) -> Gauge {
+        match &self.0 {
+            None => metrics::gauge!(metric.name, label => value.into()),
+            Some(store) => metrics::gauge!(metric.name, label => value.into(), "store" => store.clone()),
+        }
+    }
+
+    /// 1 while the store is served, 0 when it stops.
+    pub fn has_leader(&self, has: bool) {
+        self.gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
+    }
+}
+
+/// How the metrics of a shard are recorded.
+#[derive(Debug, Clone, Default)]
+pub struct Recorded {
+    /// `None` if the process has a recorder of others.
+    pub recorder: Option<PrometheusHandle>,
+    /// Whether the shard keeps the recorder's histograms short.
+    pub has_upkeep: bool,
+    pub label: Label,
+}
+
+impl Recorded {
+    /// In a process of its own.
+    #[must_use]
+    pub fn alone() -> Self {
+        Self { recorder: recorder().cloned(), has_upkeep: true, label: Label::default() }
+    }
 }
 
 fn histogram(metric: &Metric) -> Histogram {
@@ -121,24 +167,24 @@ pub fn recorder() -> Option<&'static PrometheusHandle> {
     RECORDER.get_or_init(install).as_ref()
 }
 
-fn install() -> Option<PrometheusHandle> {
-    let requests = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-    let seconds = [5e-6, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1];
+/// The buckets of the histograms.
+#[must_use]
+pub fn buckets() -> Vec<(&'static str, Vec<f64>)> {
+    let requests = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+    let seconds = vec![5e-6, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 0.1];
     // etcd's own: 1 ms, doubled 13 times.
     let fsync: Vec<f64> = (0..14).map(|power| 0.001 * f64::from(1_u32 << power)).collect();
-    let long = [0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
-    let buckets: [(&Metric, &[f64]); 4] = [
-        (&BATCH_REQUESTS, &requests),
-        (&BATCH_SECONDS, &seconds),
-        (&WAL_FSYNC, &fsync),
-        (&CHECKPOINT_SECONDS, &long),
-    ];
-    let recorder = buckets.into_iter().try_fold(PrometheusBuilder::new(), |builder, (metric, buckets)| {
-        builder.set_buckets_for_metric(Matcher::Full(metric.name.to_owned()), buckets)
-    });
-    let recorder = recorder.unwrap_or_default().build_recorder();
-    let handle = recorder.handle();
-    metrics::set_global_recorder(recorder).ok()?;
+    let long = vec![0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
+    vec![
+        (BATCH_REQUESTS.name, requests),
+        (BATCH_SECONDS.name, seconds),
+        (WAL_FSYNC.name, fsync),
+        (CHECKPOINT_SECONDS.name, long),
+    ]
+}
+
+/// Tells the process's recorder what the metrics are.
+pub fn describe() {
     for Metric { name, kind, unit, help } in ALL {
         match kind {
             Kind::Counter => metrics::describe_counter!(*name, *unit, *help),
@@ -146,6 +192,16 @@ fn install() -> Option<PrometheusHandle> {
             Kind::Histogram => metrics::describe_histogram!(*name, *unit, *help),
         }
     }
+}
+
+fn install() -> Option<PrometheusHandle> {
+    let recorder = buckets().into_iter().try_fold(PrometheusBuilder::new(), |builder, (name, buckets)| {
+        builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), &buckets)
+    });
+    let recorder = recorder.unwrap_or_default().build_recorder();
+    let handle = recorder.handle();
+    metrics::set_global_recorder(recorder).ok()?;
+    describe();
     Some(handle)
 }
 
@@ -154,13 +210,13 @@ static TURN_NANOS_MAX: AtomicU64 = AtomicU64::new(0);
 
 /// The metrics as text.
 #[must_use]
-pub fn render(recorder: &PrometheusHandle, is_leader: bool) -> String {
+pub fn render(recorder: &PrometheusHandle, label: &Label, is_leader: bool) -> String {
     static PROCESS: LazyLock<Collector> = LazyLock::new(Collector::default);
     PROCESS.collect();
-    gauge(&IS_LEADER).set(f64::from(u8::from(is_leader)));
+    label.gauge(&IS_LEADER).set(f64::from(u8::from(is_leader)));
     metrics::gauge!(ETCD_VERSION_INFO.name, "server_version" => ETCD_VERSION).set(1.0);
     metrics::gauge!(BUILD_INFO.name, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
-    gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
+    label.gauge(&TURN_SECONDS_MAX).set(TURN_NANOS_MAX.swap(0, Ordering::Relaxed) as f64 / 1e9);
     for why in GivenUp::ALL {
         metrics::counter!(CONNECTIONS_CLOSED.name, "why" => why.label()).absolute(why.count());
     }
@@ -194,16 +250,10 @@ fn state_index(state: UnitState) -> usize {
     }
 }
 
-impl Default for LoopMetrics {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl LoopMetrics {
-    /// Creates the handles; [`recorder`] must be called before.
+    /// Creates the handles; the recorder must be there before.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn new(label: &Label) -> Self {
         Self {
             sizes: [
                 &DB_BYTES,
@@ -217,8 +267,8 @@ impl LoopMetrics {
                 &WATCH_STREAMS,
                 &QUOTA,
             ]
-            .map(gauge),
-            units: UNIT_STATES.map(|state| metrics::gauge!(UNITS.name, "state" => state)),
+            .map(|metric| label.gauge(metric)),
+            units: UNIT_STATES.map(|state| label.gauge_with(&UNITS, "state", state)),
             batch_requests: histogram(&BATCH_REQUESTS),
             batch_seconds: histogram(&BATCH_SECONDS),
         }
@@ -278,12 +328,12 @@ pub struct LogMetrics {
 
 impl LogMetrics {
     #[must_use]
-    pub fn new(kind: LogKind) -> Self {
+    pub fn new(kind: LogKind, label: &Label) -> Self {
         let log = kind.name();
         Self {
             fsync: metrics::histogram!(WAL_FSYNC.name, "log" => log),
             written: metrics::counter!(WAL_BYTES_WRITTEN.name, "log" => log),
-            failing: metrics::gauge!(WAL_FAILING.name, "log" => log),
+            failing: label.gauge_with(&WAL_FAILING, "log", log),
         }
     }
 
@@ -299,20 +349,20 @@ impl LogMetrics {
     }
 
     /// Sets the sizes of both logs and of what waits.
-    pub fn report(status: &DurabilityStatus) {
+    pub fn report(status: &DurabilityStatus, label: &Label) {
         for log in &status.logs {
             let name = log.mode.clone();
-            metrics::gauge!(WAL_BYTES.name, "log" => name.clone()).set(log.wal_bytes as f64);
-            metrics::gauge!(WAL_PENDING_BYTES.name, "log" => name.clone()).set(log.not_durable_bytes as f64);
-            metrics::gauge!(WAL_PENDING_SECONDS.name, "log" => name).set(log.not_durable_ms as f64 / 1000.0);
+            label.gauge_with(&WAL_BYTES, "log", name.clone()).set(log.wal_bytes as f64);
+            label.gauge_with(&WAL_PENDING_BYTES, "log", name.clone()).set(log.not_durable_bytes as f64);
+            label.gauge_with(&WAL_PENDING_SECONDS, "log", name).set(log.not_durable_ms as f64 / 1000.0);
         }
     }
 }
 
 /// Records a finished checkpoint.
-pub fn checkpoint_done(took: Duration, bytes: u64) {
+pub fn checkpoint_done(took: Duration, bytes: u64, label: &Label) {
     histogram(&CHECKPOINT_SECONDS).record(took.as_secs_f64());
-    gauge(&CHECKPOINT_BYTES).set(bytes as f64);
+    label.gauge(&CHECKPOINT_BYTES).set(bytes as f64);
 }
 
 /// The metrics of service `Units`.
@@ -354,11 +404,6 @@ pub fn not_owned() {
 pub fn shipped(bytes: usize) {
     static SHIPPED: LazyLock<Counter> = LazyLock::new(|| metrics::counter!(STANDBY_SHIPPED.name));
     SHIPPED.increment(bytes as u64);
-}
-
-/// 1 while the process serves, 0 when it stops.
-pub fn has_leader(has: bool) {
-    gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
 }
 
 #[cfg(test)]

@@ -24,9 +24,8 @@ use kindred_transport::{
     listener::{ListenOptions, Listener},
     logging::{self, Format, Logging, Process},
     memory::limit,
-    network::Network,
     serve::{Drain, Drained},
-    server::{self, Http2, Served},
+    server::{self, Served},
     tls::ServerTls,
     unread::{self, Unread},
     who,
@@ -53,7 +52,8 @@ use crate::{
         Joined, ShardService,
         standbys::{self, StandbyService},
     },
-    memory, metrics,
+    memory,
+    metrics::{Label, Recorded},
     standby::{
         following::{self, Copied, Incoming, Target},
         membership::{self, Following, Membership},
@@ -128,6 +128,7 @@ pub struct Running {
     membership: Arc<Membership>,
     apply_loop: JoinHandle<()>,
     stop_loop: CancellationToken,
+    label: Label,
 }
 
 /// Starts a shard. Returns when clients can connect.
@@ -135,7 +136,15 @@ pub struct Running {
 /// # Errors
 /// When an address cannot be bound, or the data directory not used.
 pub async fn start(settings: Settings) -> anyhow::Result<Running> {
-    let recorder = metrics::recorder();
+    start_recorded(settings, Recorded::alone()).await
+}
+
+/// The same in a process with others, whose metrics are recorded together.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyhow::Result<Running> {
+    settings.label = recorded.label.clone();
     let drain = Drain::new(GRACE);
     let tls = settings.tls.load()?;
     check_doors(&settings, tls.as_ref())?;
@@ -215,7 +224,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         *following.handing.lock().await = Some(tokio::spawn(handing));
     }
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
-    let probes = admin::probes(member, recorder, &drain);
+    let probes = admin::probes(member, &recorded, &drain);
     let calls = front.unary_calls();
     // Routers are the clients of a shard in a cluster, and ask for nothing else.
     let (services, web) = if settings.in_cluster {
@@ -225,7 +234,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
         let gateway = kindred_gateway::routes(&services, settings.request_bytes_max);
         (services, probes.clone().routes().merge(gateway))
     };
-    let served = Served { http2: Http2::of_environment(), calls, services, web: for_clients(web) };
+    let served = Served { calls, services, web: for_clients(web) };
     let usual = unread::Limits::default();
     let bytes = memory::unread(limit::available().as_ref(), settings.memory_shared_by, usual.bytes);
     let unread = Unread::with(unread::Limits { bytes, ..usual });
@@ -236,7 +245,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
     }
     let admin_endpoint = admin.local_endpoint().clone();
     admin::spawn(admin, guard, probes, handle.clone(), &drain);
-    if let Some(recorder) = recorder {
+    if let Some(recorder) = recorded.recorder.clone().filter(|_| recorded.has_upkeep) {
         let stopping = drain.stopping();
         tokio::spawn(stopping.run_until_cancelled_owned(async move {
             loop {
@@ -256,8 +265,9 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
             }
         }));
     }
-    metrics::has_leader(true);
-    Ok(Running { listen, admin: admin_endpoint, drain, handle, membership, apply_loop, stop_loop })
+    recorded.label.has_leader(true);
+    let label = recorded.label;
+    Ok(Running { listen, admin: admin_endpoint, drain, handle, membership, apply_loop, stop_loop, label })
 }
 
 /// A store that is open, and what this process is in it.
@@ -404,8 +414,7 @@ async fn open_standby(
 
 /// Refuses listen addresses that would admit clients which must not be served.
 fn check_doors(settings: &Settings, tls: Option<&ServerTls>) -> anyhow::Result<()> {
-    // With another network, the embedding program controls who connects.
-    if matches!(settings.network, Network::Other(_)) {
+    if !settings.network.is_open() {
         return Ok(());
     }
     for address in &settings.listen {
@@ -497,6 +506,7 @@ pub(crate) fn engine_settings(
         history_bytes_max: settings.history_bytes_max.unwrap_or(quota_bytes / 2),
         kinds,
         sizes: Sizes::default(),
+        label: settings.label.clone(),
     };
     (config, clock, of_core)
 }
@@ -524,7 +534,11 @@ fn bare(endpoint: &Endpoint) -> String {
 
 impl Running {
     /// Writes one line to standard output, which tells that clients may connect.
-    fn announce(&self) -> std::io::Result<()> {
+    /// Prints that the shard serves, and where.
+    ///
+    /// # Errors
+    /// Those of standard output.
+    pub fn announce(&self) -> std::io::Result<()> {
         let listen: Vec<_> = self.listen.iter().map(bare).collect();
         let (listen, admin, pid) = (listen.join(","), bare(&self.admin), std::process::id());
         let mut out = std::io::stdout().lock();
@@ -558,7 +572,7 @@ impl Running {
                 anyhow::bail!("the apply loop ended");
             }
         }
-        metrics::has_leader(false);
+        self.label.has_leader(false);
         let began = Instant::now();
         match self.drain.finish().await {
             Drained::Cleanly => tracing::info!(took = ?began.elapsed(), "stopped"),

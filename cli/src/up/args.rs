@@ -42,6 +42,10 @@ pub struct UpArgs {
     /// when the store's process is lost. On one machine this is for trying it out.
     #[arg(long, conflicts_with = "unix")]
     pub standbys: bool,
+    /// Run the local stores in the process of the first router: a request costs least so, and takes the least time. They
+    /// share one thread, and end together. For clusters of some thousand nodes.
+    #[arg(long, conflicts_with_all = ["unix", "standbys"])]
+    pub together: bool,
     /// The stores whose primary was a standby when it was last promoted, so that its data is in DATA-DIR/standbys.
     #[arg(skip)]
     pub swapped: BTreeSet<String>,

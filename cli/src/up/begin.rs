@@ -113,7 +113,7 @@ async fn until_started(spec: &Spec, stop: &CancellationToken) -> Option<Running>
 }
 
 /// An unused port.
-fn free_port() -> std::io::Result<SocketAddr> {
+pub fn free_port() -> std::io::Result<SocketAddr> {
     TcpListener::bind(("127.0.0.1", 0))?.local_addr()
 }
 

@@ -60,7 +60,7 @@ const OF_SHARDS: [(&str, &str); 33] = [
 const OF_META: [(&str, &str); 2] =
     [("durability", "always fsync"), ("durability-of", "the meta store has one mode, fsync")];
 
-const OF_ROUTERS: [(&str, &str); 38] = [
+const OF_ROUTERS: [(&str, &str); 39] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "see `kindred up --insecure-listen`"),
     ("store-cert-file", "certificates of the inner connections are made in the data directory"),
@@ -82,6 +82,7 @@ const OF_ROUTERS: [(&str, &str); 38] = [
     ("meta-cert-file", "the meta store is run here"),
     ("meta-key-file", "the meta store is run here"),
     ("store", "write `endpoints` of the store"),
+    ("with-shard", "see `kindred up --together`"),
     ("advertise-client-urls", "see `kindred up --advertise-client-urls`"),
     ("cluster-id", "all processes of a `kindred up` have the same: give it that flag itself"),
     ("lineage", "`kindred up` keeps it in its folder"),

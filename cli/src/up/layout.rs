@@ -331,6 +331,49 @@ pub fn shard(
     }
 }
 
+/// The shards that run in the process of a router.
+#[derive(Debug, Clone, Default)]
+pub struct Together {
+    /// Their flags at the first start, at which damage may be accepted.
+    first: Vec<String>,
+    /// Those at every later one.
+    again: Vec<String>,
+}
+
+impl Together {
+    /// Adds a shard, which listens there.
+    ///
+    /// # Errors
+    /// When a flag cannot be written on a command line.
+    pub fn add(
+        &mut self,
+        args: &UpArgs,
+        prefix: &str,
+        shard: &LocalShard,
+        listen: SocketAddr,
+        tls: Option<&InternalTls>,
+    ) -> anyhow::Result<()> {
+        let any = SocketAddr::new(listen.ip(), 0);
+        for (starting_at, all) in [(any, &mut self.first), (listen, &mut self.again)] {
+            let mut words = self::shard(Path::new(""), args, prefix, shard, starting_at, tls).args;
+            if let Some(at) = words.iter().position(|word| word == "--listen") {
+                words[at + 1] = listen.to_string();
+            }
+            // `shard --exit-with-parent` is for a process of its own.
+            words.drain(..2);
+            let text = shlex::try_join(words.iter().map(String::as_str));
+            all.push(text.with_context(|| format!("store {}: the flags of its shard", shard.name))?);
+        }
+        Ok(())
+    }
+
+    /// Adds the shards to the process of a router.
+    pub fn join(&self, router: &mut Spec, first: bool) {
+        let all = if first { &self.first } else { &self.again };
+        router.args.extend(all.iter().flat_map(|flags| ["--with-shard".to_owned(), flags.clone()]));
+    }
+}
+
 /// The configuration for a router, with the addresses of the local shards filled in.
 #[must_use]
 pub fn with_endpoints(
@@ -407,6 +450,12 @@ mod tests {
 
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct Cli {
+        #[command(flatten)]
+        up: UpArgs,
+    }
+
     #[test]
     fn routers_have_consecutive_ports() {
         let nth = |list: &str, router| nth_address("--listen", list, router);
@@ -418,12 +467,28 @@ mod tests {
     }
 
     #[test]
-    fn with_unix_a_shard_is_reached_by_its_socket_and_by_tcp() {
-        #[derive(clap::Parser)]
-        struct Cli {
-            #[command(flatten)]
-            up: UpArgs,
+    fn together_a_router_has_the_flags_of_its_shards() {
+        let text = ["up", "--together", "--data-dir", "a b", "--accept-data-loss", "pods"];
+        let args = <Cli as clap::Parser>::parse_from(text).up;
+        let one = LocalShard { index: 0, name: "pods".to_owned(), slot: 1 };
+        let mut together = Together::default();
+        together.add(&args, "/registry", &one, ([127, 0, 0, 1], 7).into(), None).unwrap();
+        let spec = Spec { name: String::new(), program: "x".into(), args: Vec::new(), ready_prefix: "" };
+        for first in [true, false] {
+            let mut spec = spec.clone();
+            together.join(&mut spec, first);
+            let [flag, flags] = &spec.args[..] else { panic!("{:?}", spec.args) };
+            assert!(
+                flag == "--with-shard" && flags.starts_with("--name pods --slot 1 --listen 127.0.0.1:7 ")
+            );
+            assert!(flags.contains("--admin-listen 127.0.0.1:0 --data-dir 'a b/stores/pods'"), "{flags}");
+            // Damage that is found later has not been accepted.
+            assert_eq!(flags.contains("--accept-data-loss"), first);
         }
+    }
+
+    #[test]
+    fn with_unix_a_shard_is_reached_by_its_socket_and_by_tcp() {
         let mut args = <Cli as clap::Parser>::parse_from(["up", "--unix", "--data-dir", "d"]).up;
         let (at, pods) = (([127, 0, 0, 1], 7).into(), "pods");
         assert_eq!(urls(&args, pods, at, false), ["http://127.0.0.1:7"], "no folder was made");

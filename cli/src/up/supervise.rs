@@ -17,11 +17,11 @@ use tracing::{error, info};
 
 use super::{
     args::UpArgs,
-    begin::begin,
+    begin::{begin, free_port},
     child::Ready,
     flags,
     keep::keep,
-    layout::{self, Beside, InternalTls, Plan},
+    layout::{self, Beside, InternalTls, Plan, Together},
     local::{Local, Shard},
 };
 
@@ -86,18 +86,27 @@ async fn serve(
         standbys: BTreeMap::new(),
         tasks: running.shards.clone(),
     };
-    let stores = start_shards(&mut local, plan, running).await?;
+    let (stores, together) = match args.together {
+        true => place_shards(args, plan, tls)?,
+        false => (start_shards(&mut local, plan, running).await?, Together::default()),
+    };
     running.shards.spawn(local.run());
     let beside = Beside { meta, stores };
     let (mut listens, mut admins) = (Vec::new(), Vec::new());
     for router in 0..args.routers {
         let listen = layout::nth_address("--listen", &args.listen, router)?;
         let admin = layout::nth_address("--admin", &args.admin, router)?;
-        let first = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        let mut first = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        if router == 0 {
+            together.join(&mut first, true);
+        }
         let (child, ready) = first.start().await?;
         // A restarted router listens at the same address, even if the flags said port 0.
         let (listen, admin) = (resolved(&ready, "listen", &listen), resolved(&ready, "admin", &admin));
-        let again = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        let mut again = layout::router(&program, args, (router, &listen, &admin), &beside, tls);
+        if router == 0 {
+            together.join(&mut again, false);
+        }
         running.routers.spawn(keep(again, child, running.stop_routers.clone()));
         listens.push(listen);
         admins.push(admin);
@@ -168,6 +177,22 @@ async fn start_shards(
         Some(failure) if failures == plan.local.len() => bail!("no store starts: {failure}"),
         _ => Ok(stores),
     }
+}
+
+/// Chooses where the shards listen that run in the process of the first router.
+fn place_shards(
+    args: &UpArgs,
+    plan: &Plan,
+    tls: Option<&InternalTls>,
+) -> anyhow::Result<(Vec<(String, SocketAddr)>, Together)> {
+    let (mut stores, mut together) = (Vec::new(), Together::default());
+    for shard in &plan.local {
+        private::make(&layout::folders(args, &shard.name).0)?;
+        let listen = free_port().context("a port for a store")?;
+        together.add(args, &plan.prefix, shard, listen, tls)?;
+        stores.push((shard.name.clone(), listen));
+    }
+    Ok((stores, together))
 }
 
 fn resolved(ready: &Ready, key: &str, flag: &str) -> String {

@@ -62,7 +62,7 @@ pub struct Connection {
     pub(crate) continuing: Option<Continuing>,
     /// What the client may send on the connection.
     pub(crate) receive_window: i32,
-    /// Received bytes that the client has not been told of.
+    /// Received bytes that nobody holds any more, and that the client has not been told of.
     pub(crate) receive_credit: u32,
     /// Whether our SETTINGS were acknowledged.
     pub(crate) settings_acknowledged: bool,
@@ -122,8 +122,22 @@ impl Connection {
             input.clear();
             self.close(error.code, error.reason);
         }
+        self.give_back();
         self.add_writable(events);
         result
+    }
+
+    /// Opens the connection's window by what nobody holds any more. What services have not read counts against it, so a
+    /// client cannot have them hold more, however many streams it opens.
+    pub(crate) fn give_back(&mut self) {
+        self.receive_credit += self.streams.take_unheld();
+        if self.receive_credit >= self.limits.connection_window / 2 && !matches!(self.phase, Phase::Failed(_))
+        {
+            let by = std::mem::take(&mut self.receive_credit);
+            self.receive_window += by as i32;
+            self.sender.frame(kind::WINDOW_UPDATE, 0, 0, &by.to_be_bytes());
+            self.sender.output.mark_control();
+        }
     }
 
     fn add_writable(&mut self, events: &mut Vec<Event>) {
@@ -211,21 +225,23 @@ impl Connection {
         self.resets.earn();
     }
 
-    /// Gives the client back a part of the stream's window, which [`Event::Data`] has taken.
+    /// Gives the client back a part of the windows, which [`Event::Data`] has taken. What a stream holds when it ends comes
+    /// back by itself.
     pub fn released(&mut self, stream: StreamId, bytes: usize) {
         let Some(found) = self.streams.get_mut(stream) else { return };
         let bytes = found.unreleased.min(u32::try_from(bytes).unwrap_or(u32::MAX));
         found.unreleased -= bytes;
-        if !found.receiving {
-            return;
+        if found.receiving {
+            found.credit += bytes;
+            if found.credit >= (self.limits.stream_window / 2).max(1) {
+                let by = std::mem::take(&mut found.credit);
+                found.receive_window += by as i32;
+                self.sender.frame(kind::WINDOW_UPDATE, 0, stream.id, &by.to_be_bytes());
+                self.sender.output.mark_control();
+            }
         }
-        found.credit += bytes;
-        if found.credit >= (self.limits.stream_window / 2).max(1) {
-            let by = std::mem::take(&mut found.credit);
-            found.receive_window += by as i32;
-            self.sender.frame(kind::WINDOW_UPDATE, 0, stream.id, &by.to_be_bytes());
-            self.sender.output.mark_control();
-        }
+        self.receive_credit += bytes;
+        self.give_back();
     }
 
     /// The bytes that wait on a stream. They are not yet in [`Connection::unsent`].
@@ -261,6 +277,8 @@ impl Connection {
     pub fn advance(&mut self, sent: usize, events: &mut Vec<Event>) {
         self.sender.output.advance(sent);
         self.sender.commit(&mut self.streams);
+        // Streams may have ended that held something.
+        self.give_back();
         self.add_writable(events);
     }
 

@@ -182,19 +182,14 @@ impl Connection {
         body: usize,
         events: &mut Vec<Event>,
     ) -> Result<Option<(StreamId, bool)>, ConnectionError> {
-        // The connection's window is used by every DATA frame, and does not wait for anyone who reads.
+        // The connection's window is used by every DATA frame.
         let length = head.length as i32;
         if length > self.receive_window {
             return Err(ConnectionError::flow("DATA exceeds the connection's window"));
         }
         self.receive_window -= length;
+        // Unless a stream takes it.
         self.receive_credit += head.length;
-        if self.receive_credit >= self.limits.connection_window / 2 {
-            let by = std::mem::take(&mut self.receive_credit);
-            self.receive_window += by as i32;
-            self.sender.frame(kind::WINDOW_UPDATE, 0, 0, &by.to_be_bytes());
-            self.control()?;
-        }
         let stream = match self.of(head.stream)? {
             Of::Open(stream) => stream,
             Of::Abandoned => return Ok(None),
@@ -218,6 +213,7 @@ impl Connection {
         found.receiving = !end;
         // Nobody has to release padding.
         found.unreleased += head.length;
+        self.receive_credit -= head.length;
         let padding = head.length as usize - body;
         if padding > 0 {
             self.released(stream, padding);

@@ -32,13 +32,20 @@ pub(crate) struct Streams {
     /// The number of a stream, or zero, and its place.
     index: Vec<(u32, u32)>,
     len: usize,
+    /// Bytes that streams held when they ended.
+    unheld: u32,
 }
 
 const INDEX_LEN_MIN: usize = 16;
 
 impl Streams {
     pub(crate) fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), index: vec![(0, 0); INDEX_LEN_MIN], len: 0 }
+        Self { places: Vec::new(), free: Vec::new(), index: vec![(0, 0); INDEX_LEN_MIN], len: 0, unheld: 0 }
+    }
+
+    /// The bytes that streams held which have ended since the last time.
+    pub(crate) const fn take_unheld(&mut self) -> u32 {
+        std::mem::replace(&mut self.unheld, 0)
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -116,10 +123,12 @@ impl Streams {
     pub(crate) fn remove(&mut self, stream: StreamId) {
         let Some(found) = self.get_mut(stream) else { return };
         found.id = 0;
+        let unheld = found.unreleased;
         if found.queued > 0 || found.trailers.is_some() {
             // Nothing waits on most streams that end; what waits is let go now.
             *found = Begin::default().into();
         }
+        self.unheld += unheld;
         self.free.push(stream.place);
         self.len -= 1;
         let mask = self.index.len() - 1;

@@ -130,6 +130,13 @@ impl Peer {
         }
     }
 
+    /// By how much the frames that can be sent now open the window of a stream, or with zero that of the connection.
+    pub(crate) fn sent_updates(&mut self, stream: u32) -> Vec<u32> {
+        let updates = self.sent().into_iter();
+        let updates = updates.filter(|(head, _)| (head.kind, head.stream) == (kind::WINDOW_UPDATE, stream));
+        updates.map(|(_, by)| u32::from_be_bytes(by.try_into().unwrap())).collect()
+    }
+
     /// The kind and the stream of all frames that can be sent now.
     pub(crate) fn kinds(&mut self) -> Vec<(u8, u32)> {
         self.sent().into_iter().map(|(head, _)| (head.kind, head.stream)).collect()

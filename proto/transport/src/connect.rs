@@ -324,7 +324,12 @@ impl Dialer {
 
     async fn dial_slowly(&self) -> io::Result<ClientConnection> {
         let cut = self.cut.as_ref().map(|cut| Box::pin(cut.next().cancelled_owned()));
+        let inside = match &self.network {
+            Network::Inside(inside) => inside.connect(self.endpoint.target()).await,
+            Network::System | Network::Other(_) => None,
+        };
         let stream = match self.endpoint.target() {
+            _ if let Some(pipe) = inside => Stream::Other(Box::new(pipe)),
             Target::Tcp { host, port } if let Network::Other(network) = &self.network => {
                 Stream::Other(network.connect(&host.to_string(), *port).await?)
             }

@@ -13,13 +13,25 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::inside::Inside;
+
 #[derive(Debug, Clone, Default)]
 pub enum Network {
     /// The machine's network.
     #[default]
     System,
+    /// The machine's network, and pipes to servers of this process.
+    Inside(Inside),
     /// Another network, without Unix sockets.
     Other(Arc<dyn OtherNetwork>),
+}
+
+impl Network {
+    /// Whether other processes reach a server on it. A program that brings its own network knows who is on it.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !matches!(self, Self::Other(_))
+    }
 }
 
 /// A network outside the operating system, with the semantics of TCP.

@@ -2,19 +2,18 @@
 
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::Either;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as RequestBody;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
@@ -33,28 +32,6 @@ use crate::unread::Unread;
 /// The default maximum number of streams on a connection. It is practically unlimited, because a kube-apiserver
 /// holds hundreds of watches and calls on one connection.
 pub const STREAMS_MAX: u32 = 1 << 20;
-
-/// The HTTP/2 settings of an etcd port. Message limits belong to the services.
-///
-/// h2 closes a connection when unread small messages exceed half of its window, to guard against floods of small
-/// frames. So a stream's window is a small part of the connection's: a client that creates 100,000 watches on one
-/// stream waits for room, as with etcd, and is not disconnected.
-///
-/// The number of resets is not limited, because a client that cancels many streams must not lose its watches. Like
-/// etcd, it sends no date. TCP's keepalive detects a vanished peer, because HTTP/2's own reads the clock several
-/// times for each call. [`Sweep`] closes idle connections.
-fn settings(streams_max: u32) -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .max_concurrent_streams(streams_max)
-        .initial_connection_window_size(32 << 20)
-        .initial_stream_window_size(1 << 20)
-        .max_frame_size(256 << 10)
-        .max_local_error_reset_streams(None)
-        .max_pending_accept_reset_streams(1024)
-        .auto_date_header(false);
-    builder
-}
 
 /// The maximum silence of a client of HTTP/1 between two requests, or within the head of one; etcd's
 /// `ReadHeaderTimeout`.
@@ -79,31 +56,9 @@ impl<S> Services for S where
 {
 }
 
-/// Who speaks HTTP/2 with clients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Http2 {
-    /// The libraries hyper and h2.
-    #[default]
-    Hyper,
-    /// `kindred-http2`.
-    Own,
-}
-
-impl Http2 {
-    /// What the environment variable `KINDRED_HTTP2` says: `own`, or else hyper.
-    #[must_use]
-    pub fn of_environment() -> Self {
-        match std::env::var("KINDRED_HTTP2").as_deref() {
-            Ok("own") => Self::Own,
-            _ => Self::Hyper,
-        }
-    }
-}
-
 /// Who answers requests.
 #[derive(Debug, Clone)]
 pub struct Served<U, S> {
-    pub http2: Http2,
     /// The calls that are answered here.
     pub calls: U,
     /// The other calls of gRPC.
@@ -116,7 +71,7 @@ impl<U, S> Served<U, S> {
     /// Answers nothing but calls of gRPC.
     #[must_use]
     pub fn grpc(calls: U, services: S) -> Self {
-        Self { http2: Http2::of_environment(), calls, services, web: axum::Router::new() }
+        Self { calls, services, web: axum::Router::new() }
     }
 }
 
@@ -132,7 +87,7 @@ pub async fn serve<U, S>(
     U: UnaryCalls,
     S: Services,
 {
-    let builder = settings(streams_max);
+    let paths = own::Paths::of(&served.calls);
     let connections = TaskTracker::new();
     {
         let mut incoming = pin!(incoming);
@@ -156,8 +111,8 @@ pub async fn serve<U, S>(
                     let watched = sweep.add(&connection, &stopping);
                     connections.spawn(serve_one(
                         connection,
-                        (builder.clone(), streams_max),
                         served,
+                        (streams_max, paths.clone()),
                         unread.clone(),
                         watched,
                     ));
@@ -178,14 +133,11 @@ const SWEEP: Duration = Duration::from_secs(30);
 /// client, as routers send them, count as received bytes.
 const QUIET_MAX: u32 = 4;
 
-/// A token for an open stream, held until its answer is sent.
-pub(crate) type Open = Arc<()>;
-
 /// The state of a connection while it is served.
 #[derive(Debug)]
 struct Watched {
-    /// The token, cloned once for each open stream.
-    streams: Open,
+    /// What the client waits for: whether its streams of HTTP/2 are any, or the number of its requests of HTTP/1.
+    busy: AtomicUsize,
     heard: Arc<AtomicBool>,
     /// Sends the client GOAWAY.
     leave: CancellationToken,
@@ -194,11 +146,9 @@ struct Watched {
 }
 
 impl Watched {
-    /// Whether the connection has no streams and has received nothing since the last check.
+    /// Whether the client waits for nothing, and has sent nothing since the last check.
     fn is_quiet(&self) -> bool {
-        // One reference is held here and one by the connection's service.
-        let idle = Arc::strong_count(&self.streams) <= 2;
-        !self.heard.swap(false, Ordering::Relaxed) && idle
+        !self.heard.swap(false, Ordering::Relaxed) && self.busy.load(Ordering::Relaxed) == 0
     }
 }
 
@@ -210,7 +160,7 @@ struct Sweep(Vec<(Weak<Watched>, u32)>);
 impl Sweep {
     fn add(&mut self, connection: &Connection, stopping: &CancellationToken) -> Arc<Watched> {
         let watched = Arc::new(Watched {
-            streams: Open::default(),
+            busy: AtomicUsize::new(0),
             heard: connection.heard(),
             leave: stopping.child_token(),
             closed: connection.closed(),
@@ -236,8 +186,8 @@ impl Sweep {
 
 async fn serve_one<U, S>(
     mut connection: Connection,
-    (builder, streams_max): (http2::Builder<TokioExecutor>, u32),
     served: Served<U, S>,
+    (streams_max, paths): (u32, own::Paths),
     unread: Unread,
     watched: Arc<Watched>,
 ) where
@@ -253,79 +203,13 @@ async fn serve_one<U, S>(
         }
         None => return,
     }
-    if served.http2 == Http2::Own {
-        return serve_http2(connection, served, streams_max, unread, watched).await;
-    }
-    let Served { calls, services, web, .. } = served;
-    let info = connection.info();
-    let streams = watched.streams.clone();
-    let service = service_fn(move |mut request: Request<RequestBody>| {
-        let open = streams.clone();
-        match unary::method_of(&calls, &request) {
-            Some(method) => {
-                let headers = std::mem::take(request.headers_mut());
-                // Boxed, because a task is moved several times before it runs, and the state of a call is large.
-                let unread = unread.clone();
-                Either::Left(Box::pin(unary::serve(
-                    calls.clone(),
-                    unread,
-                    method,
-                    headers,
-                    request.into_body(),
-                    open,
-                )))
-            }
-            None => {
-                request.extensions_mut().insert(info.clone());
-                let (services, web, unread) = (services.clone(), web.clone(), unread.clone());
-                Either::Right(Box::pin(async move {
-                    match is_call(&request) {
-                        true => by_services(services, request, unread, open).await,
-                        false => by_services(Web(web), request, unread, open).await,
-                    }
-                }))
-            }
-        }
-    });
-    let mut served = pin!(builder.serve_connection(TokioIo::new(connection), service));
-    let mut asked = false;
-    loop {
-        tokio::select! {
-            biased;
-            ended = served.as_mut() => return ended_with(ended),
-            () = watched.leave.cancelled(), if !asked => {
-                asked = true;
-                served.as_mut().graceful_shutdown();
-            }
-        }
-    }
-}
-
-/// Serves with `crate::http2`.
-async fn serve_http2<U, S>(
-    connection: Connection,
-    served: Served<U, S>,
-    streams_max: u32,
-    unread: Unread,
-    watched: Arc<Watched>,
-) where
-    U: UnaryCalls,
-    S: Services,
-{
-    let Served { calls, services, web, .. } = served;
+    let Served { calls, services, web } = served;
     let others = Bridge { services, web, info: connection.info(), unread: unread.clone() };
-    let paths = own::Paths::of(&calls);
     let driver = own::Driver::new(connection, streams_max, paths, calls, others, unread);
-    // As `Watched::is_quiet` expects it of a connection.
-    let served = watched.streams.clone();
-    let mut open = None;
-    let turn = |streams: bool| {
-        // A token for all open streams.
-        if streams != open.is_some() {
-            open = streams.then(|| served.clone());
-        }
-    };
-    if let Err(error) = own::drive(driver, watched.leave.cancelled(), turn).await {
+    let serving = own::drive(driver, watched.leave.cancelled(), |open| {
+        watched.busy.store(open.into(), Ordering::Relaxed)
+    });
+    if let Err(error) = serving.await {
         tracing::debug!(%error, "a connection ended with an error");
     }
 }
@@ -346,9 +230,9 @@ impl<S: Services> own::Others for Bridge<S> {
         request.extensions_mut().insert(self.info.clone());
         let unread = self.unread.clone();
         if is_call(&request) {
-            Box::pin(by_services(self.services.clone(), request, unread, Open::default()))
+            Box::pin(by_services(self.services.clone(), request, unread))
         } else {
-            Box::pin(by_services(Web(self.web.clone()), request, unread, Open::default()))
+            Box::pin(by_services(Web(self.web.clone()), request, unread))
         }
     }
 }
@@ -368,16 +252,31 @@ fn is_call<B>(request: &Request<B>) -> bool {
         || service.is_some_and(|service| service.contains('.'))
 }
 
+/// A request of HTTP/1 that is not answered.
+struct Busy(Arc<Watched>);
+
+impl Busy {
+    fn new(watched: Arc<Watched>) -> Self {
+        watched.busy.fetch_add(1, Ordering::Relaxed);
+        Self(watched)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 async fn serve_http1(connection: Connection, web: axum::Router, watched: Arc<Watched>) {
     let info = connection.info();
-    let streams = watched.streams.clone();
-    let service = service_fn(move |mut request: Request<RequestBody>| {
-        let (open, web) = (streams.clone(), web.clone());
+    let service = service_fn(|mut request: Request<RequestBody>| {
+        let (busy, web) = (Busy::new(watched.clone()), web.clone());
         request.extensions_mut().insert(info.clone());
         async move {
             let answer = web.oneshot(request.map(axum::body::Body::new)).await;
             // The connection is not idle before the answer is sent.
-            answer.map(|answer| answer.map(|body| body.map_frame(move |frame| (frame, open.clone()).0)))
+            answer.map(|answer| answer.map(|body| body.map_frame(move |frame| (frame, &busy).0)))
         }
     });
     let mut builder = http1::Builder::new();
@@ -419,7 +318,6 @@ async fn by_services<S, B>(
     services: S,
     request: Request<B>,
     unread: Unread,
-    open: Open,
 ) -> Result<Response<AnswerBody>, Infallible>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
@@ -438,7 +336,7 @@ where
             None => Body::new(body),
         };
         match services.oneshot(request.map(body)).await {
-            Ok(response) => Ok::<_, Status>(AnswerBody::tonic(response, &unread).map(|body| body.open(open))),
+            Ok(response) => Ok::<_, Status>(AnswerBody::tonic(response, &unread)),
             Err(never) => match never {},
         }
     });

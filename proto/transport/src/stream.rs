@@ -14,7 +14,7 @@ pub(crate) const TLS_HANDSHAKE: u8 = 0x16;
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
-    /// A stream of [`Network::Other`](crate::network::Network::Other).
+    /// A stream of another network, or a pipe to a server of this process.
     Other(Box<dyn OtherStream>),
 }
 

@@ -6,15 +6,13 @@
 //! the client side, whose answers stay in the pieces that arrived.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, header::CONTENT_TYPE};
-use hyper::body::{Body as _, Incoming};
-use tonic::metadata::MetadataMap;
-use tonic::{Code, Extensions, Status};
+use http::{HeaderMap, HeaderValue, Response};
+use tonic::{Code, Status};
 
 pub mod answer;
 pub mod ask;
@@ -25,12 +23,9 @@ pub mod pieces;
 
 use self::answer::AnswerBody;
 use self::long::Message;
-use self::message::MessageReader;
 use crate::grpc;
 use crate::listener::ConnectionInfo;
 use crate::metrics::calls::{Calls, Counting};
-use crate::server::Open;
-use crate::unread::Unread;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -89,14 +84,6 @@ impl UnaryCalls for () {
     }
 }
 
-/// The method of a request that can be served here.
-pub(crate) fn method_of<U: UnaryCalls, B>(calls: &U, request: &Request<B>) -> Option<U::Method> {
-    let method = calls.method(request.uri().path())?;
-    let encoding = grpc::header(request.headers(), "grpc-encoding");
-    let plain = encoding.is_none_or(|encoding| encoding == "identity");
-    (plain && request.method() == Method::POST).then_some(method)
-}
-
 /// A call that has begun to be counted.
 pub(crate) struct Begun(Counting);
 
@@ -124,36 +111,6 @@ impl Begun {
     }
 }
 
-pub(crate) async fn serve<U: UnaryCalls>(
-    calls: U,
-    unread: Unread,
-    method: U::Method,
-    headers: HeaderMap,
-    body: Incoming,
-    open: Open,
-) -> Result<Response<AnswerBody>, Infallible> {
-    let begun = Begun::of(&calls, method);
-    let limit = time_limit(&headers);
-    let answered = {
-        let mut answering = pin!(async {
-            let message = read(body, calls.message_bytes_max()).await?;
-            let metadata = MetadataMap::from_headers(headers);
-            let request = tonic::Request::from_parts(metadata, Extensions::new(), message);
-            AnswerBody::message(begun.answer(&calls, method, request).await?, &unread)
-        });
-        within(limit, answering.as_mut()).await
-    };
-    begun.end(&answered);
-    Ok(match answered {
-        Ok(body) => {
-            let mut response = Response::new(body.open(open));
-            response.headers_mut().insert(CONTENT_TYPE, GRPC);
-            response
-        }
-        Err(status) => refused(status),
-    })
-}
-
 /// The client's timeout, if it sent one.
 pub(crate) fn time_limit(headers: &HeaderMap) -> Option<Duration> {
     grpc::parse_timeout(grpc::header(headers, "grpc-timeout")?.to_str().ok()?)
@@ -175,27 +132,4 @@ pub(crate) async fn within<T>(
 /// An answer that consists of headers only.
 pub(crate) fn refused(status: Status) -> Response<AnswerBody> {
     status.into_http::<()>().map(|()| AnswerBody::none())
-}
-
-async fn read(mut body: Incoming, limit: usize) -> Result<Bytes, Status> {
-    let mut reader = MessageReader::new(limit);
-    while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
-        match frame {
-            Ok(frame) => {
-                // Trailers of a request carry no information.
-                if let Ok(data) = frame.into_data() {
-                    reader.push(data)?;
-                }
-            }
-            Err(error) => match Status::from_error(Box::new(error)) {
-                // The client has given up. Like tonic, use what has arrived.
-                status if status.code() == Code::Cancelled => break,
-                status => return Err(status),
-            },
-        }
-        if body.is_end_stream() {
-            break;
-        }
-    }
-    Ok(reader.finish()?)
 }

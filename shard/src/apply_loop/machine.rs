@@ -90,7 +90,7 @@ impl Machine {
         progress_interval: Duration,
         batch_max: usize,
     ) -> Self {
-        let now = core.clock.now();
+        let (now, metrics) = (core.clock.now(), LoopMetrics::new(&core.label));
         Self {
             core,
             logs,
@@ -104,7 +104,7 @@ impl Machine {
             progress_at: now + progress_interval,
             sweep_at: now + SWEEP_INTERVAL,
             expiring: false,
-            metrics: LoopMetrics::new(),
+            metrics,
         }
     }
 

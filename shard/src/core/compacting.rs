@@ -176,6 +176,7 @@ mod tests {
                 history_bytes_max,
                 kinds,
                 sizes: Sizes::default(),
+                label: crate::metrics::Label::default(),
             };
             Self { core: Core::new(Engine::new(config, clock.wall()), clock, settings), elapsed }
         }

@@ -274,7 +274,7 @@ impl Checkpoints {
             self.full_at = None;
         }
         tracing::info!(number = %checkpoint.number, bytes = checkpoint.bytes, ?took, "checkpoint");
-        checkpoint_done(took, checkpoint.bytes);
+        checkpoint_done(took, checkpoint.bytes, &core.label);
         self.last = Some(CheckpointStatus::now(took, checkpoint.bytes));
         if let Some(generation) = running.modes {
             // No log has what was written before to the Kinds that are kept from now on, so a start must not do without

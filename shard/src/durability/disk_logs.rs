@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     core::{Core, Disk as DiskState, LogState},
-    metrics::LogMetrics,
+    metrics::{Label, LogMetrics},
     standby::shipping::Shipping,
 };
 
@@ -61,9 +61,13 @@ pub struct Signals {
 }
 
 /// The callback for a log's events, and the signals that it sets.
-pub(super) fn events(kind: LogKind, changed: Arc<Notify>) -> (Arc<Signals>, impl FnMut(Event) + Send) {
+pub(super) fn events(
+    kind: LogKind,
+    label: &Label,
+    changed: Arc<Notify>,
+) -> (Arc<Signals>, impl FnMut(Event) + Send + use<>) {
     let signals = Arc::new(Signals::default());
-    let (told, metrics) = (signals.clone(), LogMetrics::new(kind));
+    let (told, metrics) = (signals.clone(), LogMetrics::new(kind, label));
     let tell = move |event| {
         match event {
             Event::Written { seq } => {
@@ -421,7 +425,7 @@ impl DiskLogs {
             log.wal_bytes = self.checkpoints.log_bytes(*kind);
         }
         let status = DurabilityStatus::new(core.engine.modes(), logs, self.checkpoints.last());
-        LogMetrics::report(&status);
+        LogMetrics::report(&status, &core.label);
         status
     }
 

@@ -36,6 +36,7 @@ use crate::{
     config::durability::DurabilitySettings,
     core::{Core, CoreSettings, Replica},
     identity::Identity,
+    metrics::Label,
     starting::Starting,
 };
 
@@ -315,7 +316,8 @@ impl Opening {
         let taken = if copied.is_some() { None } else { set_modes(&mut engine, &wanted)? };
         let changed = Arc::new(Notify::new());
         let tail = LogKind::ALL.into_iter().map(|kind| log_bytes(&*disk, &layout, kind)).sum();
-        let open = |kind, end| open_log(&workers, &disk, &layout, kind, end, settings, &changed);
+        let open =
+            |kind, end| open_log(&workers, &disk, &layout, (kind, &of_core.label), end, settings, &changed);
         let logs = || {
             anyhow::Ok((open(LogKind::Fsync, recovered.fsync)?, open(LogKind::Buffered, recovered.buffered)?))
         };
@@ -427,7 +429,7 @@ fn open_log(
     workers: &Workers,
     disk: &Arc<dyn Disk>,
     layout: &Layout,
-    kind: LogKind,
+    (kind, label): (LogKind, &Label),
     end: LogEnd,
     settings: &DurabilitySettings,
     changed: &Arc<Notify>,
@@ -435,7 +437,7 @@ fn open_log(
     let usual = LogOptions::new(kind, random());
     let segment_bytes = settings.segment_bytes.unwrap_or(usual.segment_bytes);
     let options = LogOptions { flush_interval: settings.flush_interval, segment_bytes, ..usual };
-    let (signals, events) = events(kind, changed.clone());
+    let (signals, events) = events(kind, label, changed.clone());
     let log = Log::open_with(workers, disk.clone(), layout.log(kind), options, end, events)?;
     Ok(OpenLog::new(log, signals))
 }

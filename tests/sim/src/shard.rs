@@ -683,6 +683,7 @@ fn core_settings(topology: &Topology, slot: Slot) -> CoreSettings {
         history_bytes_max: 0,
         kinds: topology.scheme.clone(),
         sizes: SIZES,
+        label: kindred_shard::metrics::Label::default(),
     }
 }
 

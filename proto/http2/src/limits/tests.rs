@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::*;
 use crate::{
-    ErrorCode, Event,
+    ErrorCode, Event, Trailers,
     frame::{flag, kind, setting},
     support::{
         PSEUDO, Peer, data, frame, headers, literal, request, request_with, reset, settings, window_update,
@@ -207,15 +207,14 @@ fn a_client_that_does_not_read_runs_out_of_streams() {
 /// A body that nobody reads closes the window of its own stream only.
 #[test]
 fn a_body_that_is_not_read_does_not_block_other_streams() {
-    let limits = Limits { stream_window: 65_535, connection_window: 65_535, ..limits() };
+    let limits = Limits { stream_window: 65_535, connection_window: 131_070, ..limits() };
     let mut peer = Peer::new(limits, &[]);
     let slow = peer.request(1, false);
     for _ in 0..5 {
         peer.take(&data(1, false, &[0; 13_107])).unwrap();
     }
-    assert!(peer.kinds().contains(&(kind::WINDOW_UPDATE, 0)), "the connection's window is open");
     let other = peer.request(3, false);
-    for _ in 0..5 {
+    for _ in 0..20 {
         peer.take(&data(3, false, &[0; 13_107])).unwrap();
         peer.connection.released(other, 13_107);
         assert!(peer.kinds().iter().all(|kind| *kind != (kind::WINDOW_UPDATE, 1)));
@@ -223,6 +222,36 @@ fn a_body_that_is_not_read_does_not_block_other_streams() {
     peer.events.clear();
     peer.take(&data(1, false, b"x")).unwrap();
     assert_eq!(peer.events, [Event::Reset { stream: slow, code: ErrorCode::FLOW_CONTROL_ERROR }]);
+}
+
+/// However many streams a client opens, what it sends on them and nobody reads is bounded.
+#[test]
+fn what_services_have_not_read_closes_the_window_of_the_connection() {
+    let limits = Limits { stream_window: 65_535, connection_window: 131_070, ..limits() };
+    let mut peer = Peer::new(limits, &[]);
+    let held: Vec<_> = [1, 3].into_iter().map(|id| peer.request(id, false)).collect();
+    for id in [1, 3] {
+        for _ in 0..5 {
+            peer.take(&data(id, false, &[0; 13_107])).unwrap();
+        }
+    }
+    assert!(!peer.kinds().contains(&(kind::WINDOW_UPDATE, 0)));
+    // A stream that ends gives back what it held: by an answer, by the client, and by a reset of the server.
+    peer.connection.finish(held[0], Trailers::Ok).unwrap();
+    assert_eq!(peer.sent_updates(0), [65_535]);
+    peer.take(&reset(3)).unwrap();
+    assert_eq!(peer.sent_updates(0), [65_535]);
+    let third = peer.request(5, false);
+    for _ in 0..5 {
+        peer.take(&data(5, false, &[0; 13_107])).unwrap();
+    }
+    peer.connection.reset(third, ErrorCode::CANCEL);
+    assert_eq!(peer.sent_updates(0), [65_535]);
+    // What comes for a stream that was reset is given back as it comes.
+    for _ in 0..5 {
+        peer.take(&data(5, false, &[0; 13_107])).unwrap();
+    }
+    assert_eq!(peer.sent_updates(0), [65_535]);
 }
 
 #[test]

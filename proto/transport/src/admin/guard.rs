@@ -151,7 +151,7 @@ impl AdminArgs {
             anonymous_probes: self.admin_anonymous_probes,
         };
         let guard = AdminGuard { tls, known: Arc::new(known), shell: None };
-        if matches!(network, Network::System) {
+        if network.is_open() {
             guard.check(flag, address).map_err(GuardError::Flags)?;
         }
         Ok(guard)

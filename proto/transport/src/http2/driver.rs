@@ -38,6 +38,8 @@ const READ_BYTES: usize = 16 << 10;
 const SLICES: usize = 64;
 /// What waits on a stream before its body is asked for more.
 const QUEUED_MAX: usize = 64 << 10;
+/// Nothing more is read from a client that has so much to read itself.
+const UNSENT_MAX: usize = 1 << 20;
 /// Requests that a client may give up in each [`FORGIVEN`] beyond those that were answered; a kube-apiserver that loses
 /// its own clients cancels thousands of watches at once.
 const RESETS_MAX: u32 = 50_000;
@@ -175,6 +177,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
     /// Serves the connection until it ends.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_read(cx)?;
+        let held_back = self.http2.unsent() >= UNSENT_MAX;
         loop {
             self.go_on(cx);
             // What was written may have made room for more of an answer.
@@ -182,15 +185,23 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
                 break;
             }
         }
-        if self.closing && self.http2.unsent() == 0 || self.http2.is_done() {
+        // A client that is gone, or has broken the protocol, is not waited for.
+        if self.closing || self.http2.is_done() {
             return Poll::Ready(Ok(()));
+        }
+        if held_back {
+            if self.http2.unsent() < UNSENT_MAX {
+                cx.waker().wake_by_ref();
+            } else if self.io.poll_killed(cx).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
         }
         Poll::Pending
     }
 
     /// Takes what has arrived.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        while !self.closing {
+        while !self.closing && self.http2.unsent() < UNSENT_MAX {
             self.input.reserve(READ_BYTES);
             match tokio_util::io::poll_read_buf(Pin::new(&mut self.io), cx, &mut self.input) {
                 Poll::Pending => break,
@@ -282,6 +293,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
     }
 
     fn begin(&mut self, stream: StreamId, head: RequestHead, end: bool) {
+        tracing::trace!(stream = stream.number(), path = ?head.path, "a request begins");
         let method = match head.path {
             Path::Known(id) if head.method == Method::Post && head.encoding.is_none() => {
                 self.calls.method(self.paths.get(id))
@@ -436,7 +448,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
                     self.pieces.clear();
                     return self.forget(stream);
                 }
-                Reply::Message(long) => match AnswerBody::message(long, &self.unread) {
+                Reply::Message(long) => match AnswerBody::long(long, &self.unread) {
                     Ok(body) => running.doing = Doing::Body(body),
                     Err(status) => return self.fail(stream, &status),
                 },

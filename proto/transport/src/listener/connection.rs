@@ -137,6 +137,11 @@ impl Connection {
         self.info.clone()
     }
 
+    /// Ready when the server wants the connection to end at once. Reads that wait hear of it by themselves.
+    pub(crate) fn poll_killed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.killed.as_mut().poll(cx)
+    }
+
     /// As [`Coalesce::poll_write_now`].
     pub(crate) fn poll_write_now(
         &mut self,
@@ -254,7 +259,7 @@ impl AsyncRead for Connection {
         }
         // Checked only when nothing can be read, which a busy connection soon reaches, to keep the token off the
         // hot path.
-        if read.is_pending() && this.killed.as_mut().poll(cx).is_ready() {
+        if read.is_pending() && this.poll_killed(cx).is_ready() {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the server stops")));
         }
         read

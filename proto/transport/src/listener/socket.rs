@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, l
 use super::ListenOptions;
 use super::connection::Peer;
 use crate::address::{Host, Target};
+use crate::inside::Accepting;
 use crate::network::{Network, OtherListener};
 use crate::stream::Stream;
 
@@ -28,6 +29,8 @@ pub(super) enum Socket {
     /// The file is dropped first: while the socket is open, no other file can have its inode.
     Unix(#[allow(dead_code, reason = "removes the file when dropped")] SocketFile, UnixListener),
     Other(Box<dyn OtherListener>),
+    /// A socket, and the place for clients of this process.
+    Inside(Box<Self>, Accepting),
 }
 
 impl Socket {
@@ -35,6 +38,18 @@ impl Socket {
         if let (Network::Other(network), Target::Tcp { host, port }) = (&options.network, target) {
             return Ok(Self::Other(network.listen(&host.to_string(), *port)?));
         }
+        let socket = Self::of_system(target, options).await?;
+        if let Network::Inside(inside) = &options.network {
+            let at = match socket.local_addr() {
+                Some(address) => Target::Tcp { host: Host::Ip(address.ip()), port: address.port() },
+                None => target.clone(),
+            };
+            return Ok(Self::Inside(Box::new(socket), inside.listen(at)));
+        }
+        Ok(socket)
+    }
+
+    async fn of_system(target: &Target, options: &ListenOptions) -> io::Result<Self> {
         match target {
             Target::Tcp { host: Host::Ip(ip), port } => tcp(SocketAddr::new(*ip, *port), options),
             Target::Tcp { host: Host::Name(name), port } => {
@@ -56,6 +71,7 @@ impl Socket {
             Self::Tcp(listener) => listener.local_addr().ok(),
             Self::Unix(..) => None,
             Self::Other(listener) => listener.local_addr().ok(),
+            Self::Inside(socket, _) => socket.local_addr(),
         }
     }
 
@@ -73,6 +89,11 @@ impl Socket {
                 let (stream, peer) = ready!(listener.poll_accept(cx))?;
                 Poll::Ready(Ok((Stream::Other(stream), Peer::Tcp(peer))))
             }
+            Self::Inside(socket, place) => match place.poll_accept(cx) {
+                // As a client of this machine, which it is.
+                Poll::Ready(pipe) => Poll::Ready(Ok((Stream::Other(Box::new(pipe)), Peer::Unix))),
+                Poll::Pending => socket.poll_accept(cx),
+            },
         }
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod admin;
+mod attacks;
 mod channel;
 mod support;
 mod tls;

@@ -23,10 +23,6 @@ use tonic::service::Routes;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-/// Who speaks HTTP/2 in these tests, which are built twice.
-pub const HTTP2: server::Http2 = if OWN { server::Http2::Own } else { server::Http2::Hyper };
-const OWN: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"sockets_own");
-
 /// Answers with the client's name. A linearizable call gets no answer.
 #[derive(Clone, Default)]
 struct Service {
@@ -95,7 +91,7 @@ impl Server {
             Routes::new(ClusterServer::new(service.clone())).add_service(WatchServer::new(service));
         let task = drain.spawn(server::serve(
             incoming,
-            server::Served { http2: HTTP2, ..server::Served::grpc((), services) },
+            server::Served::grpc((), services),
             server::STREAMS_MAX,
             Unread::default(),
             stopping,

@@ -24,14 +24,14 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::support::{HTTP2, channel, eventually};
+use crate::support::{channel, eventually};
 
 const LIMIT: usize = 100_000;
 
 /// Answers what the message asks for, and counts the running calls.
 #[derive(Clone, Default)]
-struct Echo {
-    running: Arc<AtomicUsize>,
+pub struct Echo {
+    pub running: Arc<AtomicUsize>,
     gate: CancellationToken,
 }
 
@@ -107,8 +107,9 @@ impl KV for Echo {
         self.answer(request).await.map(Response::new)
     }
 
+    /// It has a head, and never an end.
     async fn range_stream(&self, _: Request<Bytes>) -> Result<Response<Self::RangeStreamStream>, Status> {
-        Err(Status::unimplemented("not here"))
+        Ok(Response::new(Box::pin(tokio_stream::pending())))
     }
 
     async fn put(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
@@ -128,14 +129,14 @@ impl KV for Echo {
     }
 }
 
-async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
+pub async fn start<U: UnaryCalls>(calls: U, tonic: Echo) -> (Endpoint, Drain) {
     let listener = Listener::bind(&ListenAddr::any_local_port(), ListenOptions::default()).await.unwrap();
     let (endpoint, drain) = (listener.local_endpoint().clone(), Drain::new(Duration::from_secs(120)));
     let incoming: Incoming = listener.incoming(&drain);
     let services = KVServer::new(tonic).max_decoding_message_size(LIMIT);
     drain.spawn(server::serve(
         incoming,
-        server::Served { http2: HTTP2, ..server::Served::grpc(calls, services) },
+        server::Served::grpc(calls, services),
         server::STREAMS_MAX,
         Unread::default(),
         drain.stopping(),

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::service::Routes;
 
-use crate::support::{HTTP2, Server, channel, who};
+use crate::support::{Server, channel, who};
 
 /// A server that has a page, and says of a request what it was.
 async fn start() -> (Endpoint, Drain) {
@@ -23,7 +23,7 @@ async fn start() -> (Endpoint, Drain) {
         "here"
     };
     let web = axum::Router::new().route("/page", get(page)).route("/echo", post(async |body: String| body));
-    let served = server::Served { http2: HTTP2, calls: (), services: Routes::default(), web };
+    let served = server::Served { calls: (), services: Routes::default(), web };
     drain.spawn(server::serve(
         listener.incoming(&drain),
         served,

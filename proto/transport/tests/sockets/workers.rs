@@ -12,7 +12,7 @@ use kindred_transport::{Drain, Endpoint, ListenAddr, ListenOptions, Listener, Wo
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-use crate::support::{HTTP2, channel, who};
+use crate::support::{channel, who};
 
 const THREADS: usize = 3;
 
@@ -38,7 +38,7 @@ async fn start(address: &ListenAddr, options: ListenOptions) -> (Endpoint, Drain
     let workers = Workers::start(THREADS, &drain.killed()).unwrap();
     let services = Routes::new(ClusterServer::new(Where));
     workers.serve(listener.incoming(&drain), &drain, |incoming| {
-        let served = server::Served { http2: HTTP2, ..server::Served::grpc((), services.clone()) };
+        let served = server::Served::grpc((), services.clone());
         server::serve(incoming, served, server::STREAMS_MAX, Unread::default(), drain.stopping())
     });
     (endpoint, drain)

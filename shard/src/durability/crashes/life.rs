@@ -160,6 +160,7 @@ pub async fn open_with(
         history_bytes_max: 0,
         kinds,
         sizes: Sizes::default(),
+        label: crate::metrics::Label::default(),
     };
     let wall = wall.clone();
     let wall =

@@ -1,0 +1,143 @@
+//! Clients that break off, do not read, or take what they can, at the frames of HTTP/2.
+
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kindred_transport::Endpoint;
+use kindred_transport::serve::Drained;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::support::eventually;
+use crate::unary::{Echo, start};
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The head of a call, as literal fields.
+fn call(stream: u32, path: &str) -> Vec<u8> {
+    let mut block = Vec::new();
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    for (name, value) in fields {
+        block.push(0);
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).unwrap());
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    frame(HEADERS, END_HEADERS, stream, &block)
+}
+
+/// A message, which ends the request.
+fn message(stream: u32, text: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(text.len()).unwrap().to_be_bytes();
+    frame(DATA, END_STREAM, stream, &[&[0], &length[..], text].concat())
+}
+
+/// A connection whose client has little room for what it does not read.
+async fn connect(endpoint: &Endpoint) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(endpoint.authority().parse().unwrap()).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+    stream
+}
+
+/// Writes what `more` makes until the server takes no more of it; returns how much it took.
+async fn write_until_it_stands(
+    stream: &mut TcpStream,
+    mut more: impl FnMut() -> Vec<u8>,
+) -> io::Result<usize> {
+    let mut taken = 0;
+    loop {
+        let bytes = more();
+        match tokio::time::timeout(Duration::from_secs(3), stream.write_all(&bytes)).await {
+            Ok(written) => written?,
+            Err(_) => return Ok(taken),
+        }
+        taken += bytes.len();
+        assert!(taken < 256 << 20, "the server takes everything");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_closes_its_side_ends_its_calls() {
+    let echo = Echo::default();
+    let (endpoint, drain) = start(echo.clone(), Echo::default()).await;
+    let mut stream = connect(&endpoint).await;
+    for id in [1, 3] {
+        stream.write_all(&[call(id, "/etcdserverpb.KV/Put"), message(id, b"never")].concat()).await.unwrap();
+    }
+    eventually("the calls run", || async { echo.running.load(Ordering::SeqCst) == 2 }).await;
+    stream.shutdown().await.unwrap();
+    eventually("the calls ended", || async { echo.running.load(Ordering::SeqCst) == 0 }).await;
+    let mut rest = Vec::new();
+    let end = tokio::time::timeout(Duration::from_secs(60), stream.read_to_end(&mut rest));
+    end.await.expect("the connection stays open").unwrap();
+    drain.kill();
+}
+
+/// Heads of answers are no part of any window, so a client could have the server collect them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_opens_and_resets_streams_and_reads_nothing_is_not_read_either() {
+    let (endpoint, drain) = start((), Echo::default()).await;
+    let mut stream = connect(&endpoint).await;
+    let mut id = 1;
+    let round = || {
+        let mut bytes = Vec::new();
+        for _ in 0..100 {
+            bytes.extend(call(id, "/etcdserverpb.KV/RangeStream"));
+            bytes.extend(message(id, b"x"));
+            bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+            id += 2;
+        }
+        bytes
+    };
+    // Too many resets in a second end the connection, which is as good.
+    let taken = write_until_it_stands(&mut stream, round).await;
+    assert!(taken.is_err() || taken.is_ok_and(|taken| taken > 0));
+    // And it does not hold up a stop.
+    drain.begin();
+    drain.kill();
+    let ended = tokio::time::timeout(Duration::from_secs(60), drain.finish()).await;
+    assert!(matches!(ended.expect("a connection stays"), Drained::Cleanly | Drained::Forced(_)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_is_answered_beside_many_whose_messages_do_not_come() {
+    let (endpoint, drain) = start((), Echo::default()).await;
+    let mut stream = connect(&endpoint).await;
+    for id in (1..200).step_by(2) {
+        stream.write_all(&call(id, "/etcdserverpb.KV/RangeStream")).await.unwrap();
+        stream.write_all(&frame(DATA, 0, id, &[0, 0, 0, 0x40, 0])).await.unwrap();
+    }
+    stream.write_all(&[call(201, "/etcdserverpb.KV/Range"), message(201, b"hello")].concat()).await.unwrap();
+    let mut seen = Vec::new();
+    let answered = async {
+        let mut chunk = [0; 4096];
+        while !seen.windows(5).any(|window| window == b"hello") {
+            let read = stream.read(&mut chunk).await.unwrap();
+            assert!(read > 0, "the connection ended");
+            seen.extend_from_slice(&chunk[..read]);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), answered).await.expect("it is answered");
+    drain.kill();
+}
