@@ -37,6 +37,7 @@ mod spread;
 mod stalled;
 mod tls;
 mod to_etcd;
+mod together;
 mod unix;
 mod up;
 mod watchers;
