@@ -79,7 +79,7 @@ fix:
 ## bench: CPU per operation of kindred beside a real etcd (and MEM_ETCD=PROGRAM), as a table and plots in bench/results
 bench:
 	tests/peers/install etcd
-	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router
+	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router -p kindred
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(BENCH_OUT) $(ARGS)
 # Only the table, not what a subcommand in ARGS prints, is written into files.
 BENCH_OUT = $(if $(filter -%,$(firstword $(ARGS) -)),--out bench/results)

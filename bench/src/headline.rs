@@ -45,7 +45,7 @@ pub struct Options {
     /// The loads with this in their names; all if it is empty.
     #[arg(long, default_value = "")]
     only: String,
-    /// The servers to measure [default: etcd, a mem_etcd if there is one, a shard, a router with a shard].
+    /// The servers to measure [default: etcd, a mem_etcd if there is one, a shard, a router with a shard, both in one process].
     #[arg(long, value_enum, value_delimiter = ',')]
     subjects: Vec<Subject>,
     /// The etcd to compare with [default: the pinned one, which `tests/peers/install etcd` builds].
@@ -246,7 +246,7 @@ async fn row(options: &Options, all: &[Running], load: &Load) -> anyhow::Result<
 pub async fn run(options: Options) -> anyhow::Result<()> {
     let asked = match options.subjects.as_slice() {
         [] => {
-            let mut all = vec![Subject::Etcd, Subject::Shard, Subject::Router];
+            let mut all = vec![Subject::Etcd, Subject::Shard, Subject::Router, Subject::Together];
             all.extend(options.mem_etcd.as_ref().map(|_| Subject::MemEtcd));
             all
         }

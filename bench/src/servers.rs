@@ -319,6 +319,11 @@ pub fn routed() -> anyhow::Result<Server> {
     routed_by("kindred router + shard", Setup::default())
 }
 
+/// The same in one process.
+pub fn together() -> anyhow::Result<Server> {
+    routed_by("kindred router with its shard", Setup { together: true, ..Setup::default() })
+}
+
 /// The same, with the router started through a tool.
 pub fn routed_under(tool: &[String]) -> anyhow::Result<Server> {
     routed_by("kindred router + shard", Setup { tool, ..Setup::default() })
@@ -380,6 +385,8 @@ struct Setup<'a> {
     tls: Option<&'a AutoTls>,
     /// The folder of the shards' Unix sockets; `None` for TCP.
     unix: Option<&'a Path>,
+    /// Whether the shards run in the router's process.
+    together: bool,
 }
 
 impl Setup<'_> {
@@ -428,16 +435,22 @@ fn behind_router_by(
         dirs: vec![dir],
     };
     let scheme = if setup.tls.is_some() { "https" } else { "http" };
-    let mut stores = String::new();
+    let (mut stores, mut inside) = (String::new(), Vec::new());
     for (slot, shard) in (1..).zip(shards) {
         let slot: u16 = slot;
         let flags = ["--name".to_owned(), (*shard).to_owned(), "--slot".to_owned(), slot.to_string()];
         let socket = setup.unix.map(|dir| format!("unix://{}", dir.join(shard).display()));
         let listen = socket.as_deref().unwrap_or(ANY_PORT);
         let flags = [&flags[..], &setup.server_flags()].concat();
+        if setup.together {
+            let at = format!("127.0.0.1:{}", free_port()?);
+            inside.extend(["--with-shard".to_owned(), shard_args(&at, &flags).join(" ")]);
+            stores += &store_line(shard, slot, &format!("{scheme}://{at}"));
+            continue;
+        }
         let Started { child, endpoint, .. } = start_shard_under(&[], listen, &flags)?;
         let url = socket.unwrap_or_else(|| format!("{scheme}://{endpoint}"));
-        stores += &format!("  - {{ name: {shard}, slot: {slot}, type: shard, endpoints: [\"{url}\"] }}\n");
+        stores += &store_line(shard, slot, &url);
         server.pids.push(((*shard).to_owned(), child.id()));
         server.children.push(child);
     }
@@ -445,13 +458,23 @@ fn behind_router_by(
     std::fs::write(&file, config)?;
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
         .map(str::to_owned);
-    let args = [&args[..], &setup.server_flags(), &setup.store_flags(), setup.flags].concat();
-    let mut child = spawn_under(setup.tool, &bin_dir()?.join("kindred-router"), &args)?;
+    let args = [&args[..], &setup.server_flags(), &setup.store_flags(), setup.flags, &inside].concat();
+    // Only this program has shards in it too.
+    let (program, args) = match setup.together {
+        true => ("kindred", [vec!["router".to_owned()], args].concat()),
+        false => ("kindred-router", args),
+    };
+    let mut child = spawn_under(setup.tool, &bin_dir()?.join(program), &args)?;
     let line = ready_line(&mut child, "kindred-router ready");
     server.pids.insert(0, ("router".to_owned(), child.id()));
     server.children.push(child);
     server.endpoint = word(&line?, "listen").context("the ready line names no listen address")?;
     Ok(server)
+}
+
+/// A store of a configuration.
+fn store_line(name: &str, slot: u16, url: &str) -> String {
+    format!("  - {{ name: {name}, slot: {slot}, type: shard, endpoints: [\"{url}\"] }}\n")
 }
 
 #[cfg(test)]

@@ -213,9 +213,12 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let version = |subject: &Subject| match subject {
         Subject::Etcd => peers.etcd.as_deref().map(machine::version),
         Subject::MemEtcd => peers.mem_etcd.as_deref().map(machine::version),
-        Subject::Echo | Subject::Shard | Subject::Router | Subject::RouterMtls | Subject::RouterUnix => {
-            Some(machine::commit())
-        }
+        Subject::Echo
+        | Subject::Shard
+        | Subject::Router
+        | Subject::RouterMtls
+        | Subject::RouterUnix
+        | Subject::Together => Some(machine::commit()),
     };
     let column =
         |subject: &Subject| Column { subject: *subject, version: version(subject).unwrap_or_default() };

@@ -139,9 +139,12 @@ fn latency_row(row: &Row, columns: &[Column], watchers: usize, open: bool) -> St
         let values = [p50, p99, p999, max];
         let shown = if open { &values[..] } else { &values[..2] };
         let text = shown.iter().map(|us| digits(*us)).collect::<Vec<_>>().join(", ");
-        match alone
-            .filter(|_| matches!(column.subject, Subject::Router | Subject::RouterMtls | Subject::RouterUnix))
-        {
+        match alone.filter(|_| {
+            matches!(
+                column.subject,
+                Subject::Router | Subject::RouterMtls | Subject::RouterUnix | Subject::Together
+            )
+        }) {
             Some(alone) => format!("{text} ({:.2}, {:.2} of alone)", p50 / alone.p50, p99 / alone.p99),
             None => text,
         }

@@ -24,6 +24,8 @@ pub enum Subject {
     RouterMtls,
     /// A router and a shard on one machine, connected by a Unix socket.
     RouterUnix,
+    /// A router with a shard in its process.
+    Together,
 }
 
 /// The programs of other projects.
@@ -48,12 +50,13 @@ impl Subject {
             Self::Router,
             Self::RouterMtls,
             Self::RouterUnix,
+            Self::Together,
         ];
         all.retain(|one| match one {
             one if !asked.is_empty() => asked.contains(one),
             Self::MemEtcd => mem_etcd,
             // Measured only on request.
-            Self::Echo | Self::RouterUnix => false,
+            Self::Echo | Self::RouterUnix | Self::Together => false,
             _ => true,
         });
         Ok(all)
@@ -69,6 +72,7 @@ impl Subject {
             Self::Router => "kindred router + shard",
             Self::RouterMtls => "kindred router + shard, mTLS",
             Self::RouterUnix => "kindred router + shard, Unix",
+            Self::Together => "kindred router with its shard",
         }
     }
 
@@ -82,6 +86,7 @@ impl Subject {
             Self::Router => "#009e73",
             Self::RouterMtls => "#b3478c",
             Self::RouterUnix => "#56b4e9",
+            Self::Together => "#d55e00",
         }
     }
 
@@ -102,6 +107,7 @@ impl Subject {
                 "the same with TLS 1.3, where each side shows a certificate: clients to router, and router to shards"
             }
             Self::RouterUnix => "as on plain TCP, but router to shard by a Unix socket",
+            Self::Together => "router and shard in one process, on one thread",
         }
     }
 
@@ -115,6 +121,7 @@ impl Subject {
             Self::Router => servers::routed(),
             Self::RouterMtls => servers::routed_by_mtls(),
             Self::RouterUnix => servers::routed_by_unix(),
+            Self::Together => servers::together(),
         }
         .with_context(|| format!("starting {}", self.name()))
     }
