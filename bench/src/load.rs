@@ -13,8 +13,11 @@ use anyhow::Context;
 use bytes::Bytes;
 use hyper_util::rt::TokioIo;
 use kindred_proto::etcdserverpb as pb;
-use kindred_transport::tls::ClientTls;
-use tokio::net::TcpStream;
+use kindred_transport::{coalesce::Coalesce, tls::ClientTls};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use tokio_rustls::{TlsConnector, rustls::pki_types::ServerName};
 use tonic::transport::{Channel, Endpoint};
 
@@ -109,11 +112,29 @@ fn settings(url: String) -> anyhow::Result<Endpoint> {
         .tcp_nodelay(true))
 }
 
+/// A connection that sends the head of a request and its message together, as the client of grpc-go does, which
+/// kube-apiservers have. h2 by itself would send two segments, and the server would be woken twice.
+fn combined<T: AsyncRead + AsyncWrite + Unpin>(stream: T) -> TokioIo<Coalesce<T>> {
+    TokioIo::new(Coalesce::new(stream))
+}
+
+async fn dial(address: &str) -> std::io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 pub async fn connect(endpoint: &str, shape: Shape) -> anyhow::Result<Vec<Channel>> {
-    let endpoint = settings(format!("http://{endpoint}"))?;
+    let settings = settings(format!("http://{endpoint}"))?;
     let mut channels = Vec::new();
     for _ in 0..shape.connections {
-        channels.push(endpoint.connect().await.context("connecting to the server under test")?);
+        let address = endpoint.to_owned();
+        let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
+            let address = address.clone();
+            async move { dial(&address).await.map(combined) }
+        });
+        let channel = settings.connect_with_connector(connector).await;
+        channels.push(channel.context("connecting to the server under test")?);
     }
     Ok(channels)
 }
@@ -128,11 +149,7 @@ pub async fn connect_by_tls(endpoint: &str, tls: &ClientTls, shape: Shape) -> an
         let (address, tls, name) = (endpoint.to_owned(), TlsConnector::from(tls.fresh()), name.clone());
         let connector = tower::service_fn(move |_: tonic::codegen::http::Uri| {
             let (address, tls, name) = (address.clone(), tls.clone(), name.clone());
-            async move {
-                let stream = TcpStream::connect(address).await?;
-                stream.set_nodelay(true)?;
-                std::io::Result::Ok(TokioIo::new(tls.connect(name, stream).await?))
-            }
+            async move { std::io::Result::Ok(combined(tls.connect(name, dial(&address).await?).await?)) }
         });
         let channel = settings.connect_with_connector(connector).await;
         channels.push(channel.context("connecting with TLS to the server under test")?);

@@ -142,7 +142,7 @@ pub async fn start(settings: Settings) -> anyhow::Result<Running> {
 /// The same in a process with others, whose metrics are recorded together.
 ///
 /// # Errors
-/// As [`start`].
+/// As [`start()`].
 pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyhow::Result<Running> {
     settings.label = recorded.label.clone();
     let drain = Drain::new(GRACE);

@@ -96,7 +96,7 @@ fn stores_run_in_a_routers_process_and_come_back_with_it() {
 
         // The meta store, in which nothing happens now, is followed all the same.
         let log = dir.join("together.err.log");
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
         ensure!(
             !is_line(&log, "the meta store is listed again")?,
             "a quiet meta store was taken for a dead one"

@@ -31,7 +31,7 @@ use super::{
 };
 
 /// The interval between checks of the state.
-const EVERY: Duration = Duration::from_millis(500);
+const EVERY: Duration = Duration::from_secs(1);
 /// How often writing an address is retried when others change the state as well.
 const ATTEMPTS: usize = 16;
 

@@ -146,7 +146,12 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                     break;
                 }
             }
-            match ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, &all[..filled])) {
+            let inner = Pin::new(&mut self.inner);
+            let written = match &all[..filled] {
+                [one] => inner.poll_write(cx, one),
+                several => inner.poll_write_vectored(cx, several),
+            };
+            match ready!(written) {
                 Ok(0) => return Poll::Ready(Err(self.fail(io::ErrorKind::WriteZero.into()))),
                 Ok(written) => {
                     self.inner_dirty = true;

@@ -30,6 +30,8 @@ const SOON: Duration = Duration::from_secs(1);
 /// How often a watch asks its member for a sign of life. HTTP/2's own pings would be too many for etcd, which closes a
 /// connection that pings more often than every 5 s.
 const SIGN: Duration = Duration::from_millis(200);
+/// The same where there is no other member to go to: it only has to be known at some time.
+const SIGN_OF_ONE: Duration = Duration::from_secs(1);
 /// How many signs in a row may stay away.
 const SIGNS_MAX: u32 = 3;
 
@@ -290,7 +292,8 @@ impl MetaClient {
             self.members.leave(member);
             watch_failed(&status)
         })?;
-        let mut signs = tokio::time::interval(SIGN);
+        let often = if self.members.is_one() { SIGN_OF_ONE } else { SIGN };
+        let mut signs = tokio::time::interval(often);
         // A router that was held up itself blames nobody.
         signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let members = self.members.clone();

@@ -72,6 +72,12 @@ impl Members {
         (at, self.channels[at].1.clone())
     }
 
+    /// Whether there is no other member to go to.
+    #[must_use]
+    pub fn is_one(&self) -> bool {
+        self.channels.len() == 1
+    }
+
     /// Tells when another member is asked first.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<usize> {
