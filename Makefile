@@ -81,6 +81,7 @@ bench:
 	tests/peers/install etcd
 	$(CARGO) build --release --locked -p kindred-bench -p kindred-shard -p kindred-router -p kindred
 	KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench $(BENCH_OUT) $(ARGS)
+	$(if $(ARGS),,KINDRED_BIN_DIR=$(CURDIR)/target/release ./target/release/kindred-bench headline --out bench/results)
 # Only the table, not what a subcommand in ARGS prints, is written into files.
 BENCH_OUT = $(if $(filter -%,$(firstword $(ARGS) -)),--out bench/results)
 

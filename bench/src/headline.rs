@@ -25,8 +25,11 @@ use crate::{
 
 /// A kube-apiserver has a connection for each of its resources.
 const CONNECTIONS: usize = 66;
-/// Operations a second where the load has a rate.
+/// Operations a second of a small cluster.
 const RATE: u64 = 500;
+/// What 5,000 nodes write in a second: nine tenths are leases, each renewed every 10 s, and the rest are nodes and pods. Here
+/// all are leases.
+const NODES_RATE: u64 = 559;
 
 #[derive(clap::Args, Debug, Clone)]
 pub struct Options {
@@ -48,6 +51,9 @@ pub struct Options {
     /// The servers to measure [default: etcd, a mem_etcd if there is one, a shard, a router with a shard, both in one process].
     #[arg(long, value_enum, value_delimiter = ',')]
     subjects: Vec<Subject>,
+    /// Writes what is printed into headline.md in this folder too.
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
     /// The etcd to compare with [default: the pinned one, which `tests/peers/install etcd` builds].
     #[arg(long, value_name = "FILE")]
     etcd: Option<PathBuf>,
@@ -67,7 +73,7 @@ struct Load {
     part: u64,
 }
 
-const LOADS: [Load; 6] = [
+const LOADS: [Load; 7] = [
     closed("optimistic update, 66 x 1", Kind::TxnPut, CONNECTIONS, CONNECTIONS, 1),
     closed("get, 66 x 1", Kind::Get, CONNECTIONS, CONNECTIONS, 1),
     Load {
@@ -76,6 +82,14 @@ const LOADS: [Load; 6] = [
         connections: CONNECTIONS,
         in_flight: CONNECTIONS,
         rate: Some(RATE),
+        part: 8,
+    },
+    Load {
+        name: "lease updates of 5,000 nodes, 559/s on 66 connections",
+        kind: Kind::TxnPut,
+        connections: CONNECTIONS,
+        in_flight: CONNECTIONS,
+        rate: Some(NODES_RATE),
         part: 8,
     },
     closed("optimistic update, 64 on 4", Kind::TxnPut, 4, 64, 1),
@@ -260,8 +274,16 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     let peers = Peers { etcd, mem_etcd: options.mem_etcd.clone() };
     let all = start(&options, &peers, &chosen).await?;
     let machine = Machine::here();
-    println!(
-        "{}, {} cores, kernel {}; kindred {}; values of {} B, {} keys, medians of {} interleaved rounds of {} operations\n",
+    let mut text = String::new();
+    let mut say = |line: String| {
+        println!("{line}");
+        text.push_str(&line);
+        text.push('\n');
+    };
+    say("# The headline loads\n".to_owned());
+    say(format!(
+        "{}, {} cores, kernel {}; kindred {}; values of {} B, {} keys, medians (least to most) of {} interleaved rounds of {} operations. \
+         Columns from `user` on are of one operation. `make bench ARGS=headline` prints this.\n",
         machine.cpu,
         machine.cores,
         machine.kernel,
@@ -270,18 +292,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         options.keys,
         options.rounds,
         options.ops
-    );
-    println!(
-        "| load | server | CPU us | of etcd | user | system | sleeps | preempted | system calls | p50 us | p99 us |"
-    );
-    println!("|{}", " --- |".repeat(11));
+    ));
+    say("| load | server | CPU us | of etcd | user | system | sleeps | preempted | system calls | p50 us | p99 us |".to_owned());
+    say(format!("|{}", " --- |".repeat(11)));
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let cells = row(&options, &all, load).await.context(load.name)?;
         let etcd = all.iter().zip(&cells).find(|(running, _)| running.subject == Subject::Etcd);
         let etcd = etcd.map(|(_, cell)| cell.cpu().median);
         for (running, cell) in all.iter().zip(&cells) {
-            cell.lines(load.name, running.subject, etcd).iter().for_each(|line| println!("{line}"));
+            cell.lines(load.name, running.subject, etcd).into_iter().for_each(&mut say);
         }
+    }
+    if let Some(folder) = &options.out {
+        let file = folder.join("headline.md");
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
     }
     Ok(())
 }
