@@ -117,6 +117,23 @@ fn kubernetes_over_a_ring() {
 }
 
 #[test]
+fn kubernetes_with_its_stores_in_a_routers_process() {
+    let _alone = ONE_AT_A_TIME.lock();
+    scenario::run("kubernetes_together", LIMIT, |dir| async move {
+        let cluster = Cluster::start_with(&dir, Certificates::Given, Map::Default, &["--together"]).await?;
+        let at_start = health::Baseline::take(&cluster).await?;
+        load::run(&cluster).await?;
+        writes::run(&cluster).await?;
+        watches::run(&cluster).await?;
+        lists::run(&cluster).await?;
+        at_start.no_errors(&cluster).await?;
+        placement::check(&cluster).await?;
+        report(&format!("{} test=kubernetes_together", cluster.stop().await?.line()));
+        Ok(())
+    });
+}
+
+#[test]
 fn kubernetes_with_auto_tls() {
     scenario::run("kubernetes_with_auto_tls", LIMIT, |dir| async move {
         let cluster = Cluster::start(&dir, Certificates::Auto, Map::Default).await?;

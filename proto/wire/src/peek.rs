@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 pub use crate::scan::WireError;
 use crate::{
     flat::{FromField, flat},
-    scan::{Fields, Value, varints},
+    scan::{Field, Fields, Value, varints},
 };
 
 /// The maximum nesting depth of txns. etcd's own limit follows from `--max-txn-ops` (default 128), of which each
@@ -255,6 +255,17 @@ fn visit_op<'a, B>(
     depth: usize,
     visit: &mut impl FnMut(TxnPart<'a>) -> ControlFlow<B>,
 ) -> Result<ControlFlow<B>, WireError> {
+    let mut fields = Fields::new(op);
+    // Nearly always there is one field.
+    if let Some(Ok(Field { number, value: Value::Len(piece) })) = fields.next()
+        && fields.offset() == op.len()
+    {
+        match number {
+            1 => return Ok(visit(TxnPart::Range(RangeRequest::parse(piece)?))),
+            2 => return Ok(visit(TxnPart::Put(PutRequest::parse(piece)?))),
+            _ => {}
+        }
+    }
     let (mut variant, mut from) = (0, 0);
     let mut fields = Fields::new(op);
     let mut begins = 0;

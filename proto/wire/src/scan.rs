@@ -97,7 +97,20 @@ impl<'a> Fields<'a> {
         self.at
     }
 
+    /// Most are below 128: tags, lengths of keys, flags.
+    #[inline]
     fn varint(&mut self) -> Result<u64, WireError> {
+        match self.all.get(self.at) {
+            Some(&byte) if byte < 0x80 => {
+                self.at += 1;
+                Ok(u64::from(byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    #[inline(never)]
+    fn long_varint(&mut self) -> Result<u64, WireError> {
         let mut number = 0u64;
         for shift in 0..10 {
             let byte = *self.all.get(self.at).ok_or(WireError::Truncated)?;
@@ -125,6 +138,7 @@ impl<'a> Fields<'a> {
         Some(number)
     }
 
+    #[inline]
     fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
         let end = self.at.checked_add(len).ok_or(WireError::Truncated)?;
         let taken = self.all.get(self.at..end).ok_or(WireError::Truncated)?;
@@ -133,6 +147,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a field number and a wire type.
+    #[inline]
     fn tag(&mut self) -> Result<(u32, u8), WireError> {
         let tag = self.varint()?;
         let number = u32::try_from(tag).map_err(|_| WireError::BadTag(tag))? >> 3;
@@ -140,17 +155,35 @@ impl<'a> Fields<'a> {
         if number == 0 || wire_type > 5 { Err(WireError::BadTag(tag)) } else { Ok((number, wire_type)) }
     }
 
+    #[inline]
     fn field(&mut self) -> Result<Field<'a>, WireError> {
         let (number, wire_type) = self.tag()?;
         let value = match wire_type {
-            3 => {
-                self.skip_group(number)?;
-                Value::Group
-            }
-            4 => return Err(WireError::UnmatchedGroup(number)),
-            _ => self.value(wire_type)?,
+            // Nearly all fields.
+            2 => Value::Len(self.len_delimited()?),
+            0 => Value::Varint(self.varint()?),
+            _ => self.rare(number, wire_type)?,
         };
         Ok(Field { number, value })
+    }
+
+    #[inline]
+    fn len_delimited(&mut self) -> Result<&'a [u8], WireError> {
+        let len = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
+        self.take(len)
+    }
+
+    /// Reads a payload of a wire type that etcd's messages do not have.
+    #[cold]
+    fn rare(&mut self, number: u32, wire_type: u8) -> Result<Value<'a>, WireError> {
+        match wire_type {
+            3 => {
+                self.skip_group(number)?;
+                Ok(Value::Group)
+            }
+            4 => Err(WireError::UnmatchedGroup(number)),
+            _ => self.value(wire_type),
+        }
     }
 
     /// Reads a payload of any wire type except groups.
@@ -158,10 +191,7 @@ impl<'a> Fields<'a> {
         Ok(match wire_type {
             0 => Value::Varint(self.varint()?),
             1 => Value::Fixed64(u64::from_le_bytes(array(self.take(8)?))),
-            2 => {
-                let len = usize::try_from(self.varint()?).map_err(|_| WireError::Truncated)?;
-                Value::Len(self.take(len)?)
-            }
+            2 => Value::Len(self.len_delimited()?),
             _ => Value::Fixed32(u32::from_le_bytes(array(self.take(4)?))),
         })
     }
@@ -210,6 +240,7 @@ pub(crate) fn missing(begun: &[u8]) -> Result<usize, WireError> {
 impl<'a> Iterator for Fields<'a> {
     type Item = Result<Field<'a>, WireError>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.all.len() {
             return None;
