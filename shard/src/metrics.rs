@@ -108,7 +108,7 @@ pub fn all() -> Vec<exposition::Metric> {
 }
 
 /// Which of the stores of this process a gauge is of.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label(Option<SharedString>);
 
 impl Label {
@@ -223,7 +223,7 @@ pub fn render(recorder: &PrometheusHandle, label: &Label, is_leader: bool) -> St
     metrics::counter!(LOG_DROPPED.name).absolute(logging::dropped_lines());
     let mut text = recorder.render();
     calls::render(&mut text);
-    kinds::render(&mut text);
+    kinds::render(&mut text, label);
     text
 }
 

@@ -447,7 +447,7 @@ impl Machine {
             self.metrics.units(&self.core.engine.unit_records());
             let (stats, quota) = (self.core.engine.stats(), self.core.quota_bytes());
             self.metrics.sizes(&stats, self.core.applied, reads, streams, quota);
-            kinds::set(self.core.load(&[KeyRange::everything()]).kinds);
+            kinds::set(&self.core.label, self.core.load(&[KeyRange::everything()]).kinds);
             self.core.durability = self.logs.report(&self.core);
             let waits = "all requests: a standby that must have everything first does not answer";
             self.refusing.set(if self.answers_nothing(now) { Some(waits) } else { self.core.refuses() });

@@ -1,9 +1,13 @@
 //! The size of each Kind, as of the last second.
 
+use std::collections::BTreeMap;
+
 use kindred_partition_config::kind::{ALL_ELSE, KindScheme};
 use kindred_proto::shard_v1::KindLoad;
 use kindred_transport::metrics::exposition::{Kind, Metric};
 use parking_lot::Mutex;
+
+use super::Label;
 
 const KEYS: Metric =
     Metric { name: "kindred_shard_kind_keys", kind: Kind::Gauge, help: "Live keys, by Kind." };
@@ -34,13 +38,15 @@ pub const METRICS: [Metric; 5] = [KEYS, LIVE_BYTES, HISTORY_BYTES, QUOTA_BYTES, 
 /// The Kinds with series of their own, those with the most bytes.
 const KINDS_MAX: usize = 512;
 
-static KINDS: Mutex<Vec<(String, KindLoad)>> = Mutex::new(Vec::new());
+/// By the labels of the stores.
+static KINDS: Mutex<BTreeMap<Label, Vec<(String, KindLoad)>>> = Mutex::new(BTreeMap::new());
 
-/// Notes the sizes of all Kinds.
-pub fn set(mut kinds: Vec<KindLoad>) {
+/// Notes the sizes of all Kinds of a store.
+pub fn set(label: &Label, mut kinds: Vec<KindLoad>) {
     kinds.sort_by_key(|kind| std::cmp::Reverse(kind.held_bytes));
     kinds.truncate(KINDS_MAX);
-    let mut known = KINDS.lock();
+    let mut stores = KINDS.lock();
+    let known = stores.entry(label.clone()).or_default();
     let named = kinds.into_iter().map(|load| {
         // The name of a Kind does not change, and most of them are where they were.
         let name = known.iter().find(|(_, old)| old.prefix == load.prefix).map(|(name, _)| name.clone());
@@ -59,11 +65,12 @@ fn name_of(prefix: &[u8]) -> String {
     }
 }
 
-pub(super) fn render(out: &mut String) {
-    let kinds = KINDS.lock();
+pub(super) fn render(out: &mut String, label: &Label) {
+    let stores = KINDS.lock();
+    let kinds = stores.get(label).map(Vec::as_slice).unwrap_or_default();
     for metric in METRICS {
         metric.begin(out);
-        for (name, load) in &*kinds {
+        for (name, load) in kinds {
             let number = match metric.name {
                 name if name == KEYS.name => load.keys,
                 name if name == LIVE_BYTES.name => load.live_bytes,
@@ -91,9 +98,13 @@ mod tests {
             held_bytes,
             ..KindLoad::default()
         };
-        set(vec![load("", 1), load("/registry/leases/", 30), load("/other/prefix/", 2)]);
-        let mut out = String::new();
-        render(&mut out);
+        let (alone, other) = (Label::default(), Label::of("b"));
+        set(&alone, vec![load("", 1), load("/registry/leases/", 30), load("/other/prefix/", 2)]);
+        set(&other, vec![load("/registry/pods/", 1)]);
+        let (mut out, mut of_other) = (String::new(), String::new());
+        render(&mut out, &alone);
+        render(&mut of_other, &other);
+        assert!(of_other.contains("{kind=\"pods\"} 15") && !of_other.contains("leases"), "{of_other}");
         let history: Vec<&str> =
             out.lines().filter(|line| line.starts_with("kindred_shard_kind_history_bytes{")).collect();
         assert_eq!(
