@@ -265,7 +265,12 @@ impl MetaClient {
         Ok(renewed.message.ttl > 0)
     }
 
-    /// Watches all keys of kindred from a revision on, at the member that is asked first.
+    /// Watches all keys of kindred from a revision on, at the member that is asked first. Events of the revision before come
+    /// too: nothing that a caller reads twice may change anything.
+    ///
+    /// etcd answers no request for progress of a stream with a watch that begins in the future (`progressIfSync` in
+    /// `server/storage/mvcc/watchable_store.go`), so a member in which nothing happens would be taken for dead. The revision
+    /// of a list is never in the future.
     ///
     /// # Errors
     /// When it cannot be asked.
@@ -273,7 +278,7 @@ impl MetaClient {
         let create = pb::WatchCreateRequest {
             key: PREFIX.into(),
             range_end: behind_prefix(),
-            start_revision: from,
+            start_revision: (from - 1).max(1),
             progress_notify: true,
             ..Default::default()
         };

@@ -124,10 +124,7 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, Met
     meta.confirm();
     meta.note(None);
     saw(meta, &entries)?;
-    // From the revision of the list, not the one after it: etcd answers no request for progress of a stream with a watch
-    // that begins in the future (`progressIfSync` in `server/storage/mvcc/watchable_store.go`), so a member in which
-    // nothing happens would be taken for dead. What is read twice changes nothing.
-    let mut watch = match meta.watch(entries.revision).await {
+    let mut watch = match meta.watch(entries.revision + 1).await {
         Ok(watch) => watch,
         Err(error) => return lost(error),
     };

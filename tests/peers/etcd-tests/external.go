@@ -13,6 +13,7 @@ package integration
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -183,8 +184,8 @@ func (s *server) start() error {
 	s.ended = make(chan error, 1)
 	go func() { s.ended <- s.command.Wait() }()
 	for begin := time.Now(); time.Since(begin) < startLimit; {
-		if conn, err := net.Dial("tcp", s.address); err == nil {
-			return conn.Close()
+		if conn, err := net.Dial("tcp", s.address); err == nil && stays(conn) {
+			return nil
 		}
 		select {
 		case err := <-s.ended:
@@ -195,6 +196,14 @@ func (s *server) start() error {
 		}
 	}
 	return fmt.Errorf("not ready after %v: %v, see %s", startLimit, s.args, s.log.Name())
+}
+
+// stays tells a server from `kindred up` that looks whether the address is free: that takes connections and drops them at once.
+func stays(conn net.Conn) bool {
+	defer conn.Close()
+	conn.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
+	_, err := conn.Read(make([]byte, 1))
+	return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func (s *server) kill() {
