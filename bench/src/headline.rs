@@ -27,8 +27,8 @@ use crate::{
 const CONNECTIONS: usize = 66;
 /// Operations a second of a small cluster.
 const RATE: u64 = 500;
-/// What 5,000 nodes write in a second: nine tenths are leases, each renewed every 10 s, and the rest are nodes and pods. Here
-/// all are leases.
+/// 5,000 nodes make so many writes a second. Nine tenths of those renew leases, each every 10 s, and the others change nodes
+/// and pods. Here all of them renew leases.
 const NODES_RATE: u64 = 559;
 
 #[derive(clap::Args, Debug, Clone)]

@@ -385,7 +385,7 @@ struct Setup<'a> {
     tls: Option<&'a AutoTls>,
     /// The folder of the shards' Unix sockets; `None` for TCP.
     unix: Option<&'a Path>,
-    /// Whether the shards run in the router's process.
+    /// The shards run in the router's process if this is set.
     together: bool,
 }
 

@@ -110,10 +110,10 @@ pub fn run(command: &RouterCommand) -> anyhow::Result<()> {
     })
 }
 
-/// What the shards of this process share.
+/// The shards of this process share this.
 #[derive(Debug, Clone)]
 struct Host {
-    /// How the metrics of the process are recorded.
+    /// The process records its metrics so.
     recorded: Recorded,
     network: Network,
     stop: CancellationToken,

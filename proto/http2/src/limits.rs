@@ -7,10 +7,10 @@ use crate::frame;
 pub struct Limits {
     /// Streams that may be open at once. More are refused with `REFUSED_STREAM`, which lets the client try again.
     pub streams_max: u32,
-    /// How many bytes of one stream may be under way or in the caller's hands. It is to be a small part of
-    /// `connection_window`, so that a stream that is not read holds little that others need.
+    /// So many bytes of one stream may be under way or in the caller's hands. Make it a small part of `connection_window`: then
+    /// a stream that is not read holds little that others need.
     pub stream_window: u32,
-    /// How many bytes of all streams may be under way or in the caller's hands.
+    /// So many bytes of all streams may be under way or in the caller's hands.
     pub connection_window: u32,
     /// The longest payload of a frame that is taken. A frame is taken whole, so this much of the input is kept.
     pub frame_bytes_max: u32,

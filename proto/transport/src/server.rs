@@ -136,7 +136,8 @@ const QUIET_MAX: u32 = 4;
 /// The state of a connection while it is served.
 #[derive(Debug)]
 struct Watched {
-    /// What the client waits for: whether its streams of HTTP/2 are any, or the number of its requests of HTTP/1.
+    /// This is above zero while the client waits for an answer: 1 while it has streams of HTTP/2, or the number of its requests
+    /// of HTTP/1.
     busy: AtomicUsize,
     heard: Arc<AtomicBool>,
     /// Sends the client GOAWAY.
