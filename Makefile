@@ -6,9 +6,6 @@ export CARGO_INCREMENTAL := 0
 endif
 PROFILE_DIR := target/debug
 export KINDRED_BIN_DIR ?= $(CURDIR)/$(PROFILE_DIR)
-# Tests keep their directories in memory where it has 8 GiB for them: a disk that stands still for seconds, as after a
-# build, is no fault of what is tested. TMPDIR, if it is set, goes before.
-IN_MEMORY = $$([ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -ge 8388608 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 
 .PHONY: run test adopt-demo clients verify fix bench bench-moves bench-disk bench-apiserver instructions peers build docs kube netsim sim soak fuzz crash kills valgrind previous upgrade
 
@@ -19,7 +16,7 @@ run:
 
 ## test: install the pinned peers, the previous build, and valgrind where that can be done, then run every test
 test: peers valgrind previous build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} $(CARGO) test --workspace --locked $(TESTARGS)
+	tests/in-memory $(CARGO) test --workspace --locked $(TESTARGS)
 
 ## netsim: SEEDS (500) more seeds of the simulated network, from FIRST on
 FIRST ?= 1
@@ -28,11 +25,11 @@ netsim:
 
 ## crash: shards end at every step on their way to the disk, and at any moment for SECONDS (600), under load; then what each durability promises is looked for
 crash: build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) CRASH_SEED=$(or $(SEED),$(shell date +%s)) $(CARGO) test --workspace --locked --test crash -- --test-threads 1 --nocapture
+	CRASH_POINTS=all CRASH_SECONDS=$(or $(SECONDS),600) CRASH_SEED=$(or $(SEED),$(shell date +%s)) tests/in-memory $(CARGO) test --workspace --locked --test crash -- --test-threads 1 --nocapture
 
 ## kills: kills and cuts at every step of a move, all of them or those with CASES in their names (such as seal.after, kill-source)
 kills: build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KILLS=$(or $(CASES),all) $(CARGO) test --workspace --locked --test kills -- --nocapture
+	KILLS=$(or $(CASES),all) tests/in-memory $(CARGO) test --workspace --locked --test kills -- --nocapture
 
 ## docs: write what is generated anew: commands and flags, fields of the configuration, what the chart renders for kustomize
 docs:
@@ -52,7 +49,7 @@ previous:
 
 ## upgrade: a cluster goes from the previous build (tests/upgrade/PREVIOUS) to this one, back, and forth again, under load
 upgrade: previous build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} $(CARGO) test --workspace --locked --test upgrade -- --nocapture
+	tests/in-memory $(CARGO) test --workspace --locked --test upgrade -- --nocapture
 
 ## peers: etcd, etcdctl, kube-apiserver and kubectl, and clients of etcd with their tests, from their registries and cached
 peers:
@@ -60,7 +57,7 @@ peers:
 
 ## clients: the client libraries with CLIENTS in their names (all; "API": etcd's tests of its API, which `make test` leaves out) at etcd, a shard and a router
 clients: peers build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KINDRED_CLIENTS="$(CLIENTS)" $(CARGO) test --workspace --locked --test compatibility clients:: -- --nocapture
+	KINDRED_CLIENTS="$(CLIENTS)" tests/in-memory $(CARGO) test --workspace --locked --test compatibility clients:: -- --nocapture
 
 ## verify: what must hold before a commit, without changing the tree
 verify:
@@ -104,7 +101,7 @@ bench-disk: peers
 
 ## adopt-demo: a cluster with OBJECTS (5000) on a stock etcd goes to kindred, is used, and leaves for another etcd, step by step
 adopt-demo: peers build
-	TMPDIR=$${TMPDIR:-$(IN_MEMORY)} KINDRED_ADOPT_OBJECTS=$(or $(OBJECTS),5000) $(CARGO) test --workspace --locked --test kube -- kubernetes_adopts_kindred_and_leaves_it --nocapture
+	KINDRED_ADOPT_OBJECTS=$(or $(OBJECTS),5000) tests/in-memory $(CARGO) test --workspace --locked --test kube -- kubernetes_adopts_kindred_and_leaves_it --nocapture
 
 ## bench-apiserver: what a real kube-apiserver's writes take over kindred in each durability, and over etcd, on the same disk
 bench-apiserver: peers

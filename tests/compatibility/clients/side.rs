@@ -21,9 +21,28 @@ pub enum Side {
     Router,
 }
 
-/// A server of a side that is running.
+/// A server of a side that is running. Its data goes with it: the log of one etcd takes 128 MiB, and a suite has dozens of
+/// servers.
 #[derive(Debug)]
-pub enum Server {
+pub struct Server {
+    running: Running,
+    #[expect(dead_code, reason = "it is removed behind the process")]
+    data: Data,
+}
+
+/// A folder that is removed with this.
+#[derive(Debug)]
+struct Data(PathBuf);
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        // A server that never started has none.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Debug)]
+enum Running {
     Etcd(Etcd, #[expect(dead_code, reason = "it is kept as long as the server")] Port),
     Shard(Shard),
     Router(Up),
@@ -31,10 +50,10 @@ pub enum Server {
 
 impl Server {
     pub fn address(&self) -> &str {
-        match self {
-            Self::Etcd(etcd, _) => &etcd.address,
-            Self::Shard(shard) => &shard.address,
-            Self::Router(up) => &up.address,
+        match &self.running {
+            Running::Etcd(etcd, _) => &etcd.address,
+            Running::Shard(shard) => &shard.address,
+            Running::Router(up) => &up.address,
         }
     }
 }
@@ -70,11 +89,12 @@ impl Side {
         }
     }
 
-    /// Starts a server of this side with its data in `dir`.
+    /// Starts a server of this side with its data and its log in `dir`; only the log stays.
     pub async fn start(self, dir: &Path) -> anyhow::Result<Server> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let name = format!("server{}", STARTED.fetch_add(1, Ordering::Relaxed));
-        Ok(match self {
+        let data = Data(dir.join(&name));
+        let running = match self {
             Self::Etcd => {
                 // etcd's gateway calls itself at the address that it was told to listen at, and some clients go to
                 // the address that its member has in the list.
@@ -82,14 +102,15 @@ impl Side {
                 let url = format!("http://127.0.0.1:{}", port.number());
                 let listen = format!("--listen-client-urls={url}");
                 let advertise = format!("--advertise-client-urls={url}");
-                Server::Etcd(Etcd::start_with(dir, &name, &[&listen, &advertise]).await?, port)
+                Running::Etcd(Etcd::start_with(dir, &name, &[&listen, &advertise]).await?, port)
             }
             Self::Shard => {
                 let flags = ["--revisions=dense".to_owned()];
-                Server::Shard(Shard::start(dir, &name, &flags).await?)
+                Running::Shard(Shard::start(dir, &name, &flags).await?)
             }
-            Self::Router => Server::Router(Up::start(dir, &name, &[]).await?),
-        })
+            Self::Router => Running::Router(Up::start(dir, &name, &[]).await?),
+        };
+        Ok(Server { running, data })
     }
 
     /// The variables by which `tests/peers/etcd-tests/external.go` starts servers of this side, with data in `dir`.
