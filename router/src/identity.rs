@@ -1,6 +1,7 @@
 //! Who this router is to its clients: the ids in every header, and the only member that they see.
 
 use bytes::Bytes;
+use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_router_core::header_ids::{HeaderIds, RAFT_TERM};
 use kindred_wire::{peek, rope::Rope};
@@ -40,16 +41,22 @@ impl Identity {
         })
     }
 
-    /// The answer with the ids of this router in its header.
+    /// The answer with the ids of this router in its header. `shown` is the revision there, if it was read already.
     #[must_use]
-    pub fn patched(&self, mut answer: Rope) -> Rope {
-        let leading = peek::leading_revision(answer.front());
-        let revision = leading.unwrap_or_else(|| peek::revision_shown(&answer.clone().into_bytes()));
+    pub fn patched(&self, mut answer: Rope, shown: Option<Revision>) -> Rope {
+        let revision = shown.unwrap_or_else(|| shown_by(&answer));
         let mut tail = Vec::with_capacity(48);
-        self.ids().patch(revision).append_to(&mut tail);
+        self.ids().patch(revision.get()).append_to(&mut tail);
         answer.append(&Bytes::from(tail));
         answer
     }
+}
+
+/// The revision in an answer's header. Every store writes the header first.
+#[must_use]
+pub fn shown_by(answer: &Rope) -> Revision {
+    let leading = peek::leading_revision(answer.front());
+    Revision(leading.unwrap_or_else(|| peek::revision_shown(&answer.clone().into_bytes())))
 }
 
 #[cfg(test)]
@@ -64,8 +71,10 @@ mod tests {
         let identity = Identity::new(1, 2, "router".to_owned(), Vec::new());
         let header = Some(ResponseHeader { cluster_id: 9, member_id: 9, revision: 7, raft_term: 9 });
         let answer = Bytes::from(PutResponse { header, prev_kv: None }.encode_to_vec());
-        let patched = identity.patched(answer.clone().into()).into_bytes();
-        let last = PutResponse::decode(patched.slice(answer.len()..)).unwrap();
-        assert_eq!(last.header, identity.typed_header(7));
+        for shown in [None, Some(Revision(7))] {
+            let patched = identity.patched(answer.clone().into(), shown).into_bytes();
+            let last = PutResponse::decode(patched.slice(answer.len()..)).unwrap();
+            assert_eq!(last.header, identity.typed_header(7));
+        }
     }
 }

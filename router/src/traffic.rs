@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::Stream;
 use kindred_router_core::admission::sizes::Shape;
+use kindred_router_core::parsed::Parsed;
 use kindred_router_core::plan::Call;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::verb::{self, Asked, Verb};
@@ -53,16 +54,16 @@ impl Traffic {
         Arc::default()
     }
 
-    /// Notes that a call of KV has begun.
+    /// Notes that a call of KV has begun, whose request was parsed from `body`.
     #[must_use]
     pub fn begin(
         self: &Arc<Self>,
-        call: Call,
+        request: &Parsed<'_>,
         body: &Bytes,
         routes: &Routes,
         client: &Arc<OpenConnection>,
     ) -> Counting {
-        let asked = verb::asked(call, body);
+        let asked = verb::asked(request);
         let kind = self.kinds.of(routes.scheme(), asked.key, asked.range_end);
         let list = (asked.verb == Verb::List).then(|| {
             let limit = u64::try_from(asked.limit).unwrap_or_default();
@@ -73,7 +74,7 @@ impl Traffic {
             kind,
             verb: asked.verb,
             list,
-            call,
+            call: request.call,
             body: body.clone(),
             client: client.clone(),
             began: Instant::now(),
@@ -184,7 +185,7 @@ impl Counting {
             connection: self.client.peer,
             kind: &self.kind.name,
             method: Method::Kv(self.call),
-            asked: verb::asked(self.call, &self.body),
+            asked: verb::asked(&Parsed::new(self.call, &self.body)),
             request: &self.body,
             code,
             message,
@@ -198,7 +199,7 @@ impl Counting {
 
     #[cold]
     fn note_slow(&self, code: Code, took: Duration) {
-        let asked = verb::asked(self.call, &self.body);
+        let asked = verb::asked(&Parsed::new(self.call, &self.body));
         self.traffic.slow.note(SlowCall::new(
             self.client.client.name.clone(),
             self.kind.name.clone(),

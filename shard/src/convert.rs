@@ -1,5 +1,6 @@
 //! Converts etcd's requests to the engine's, after etcd's own checks ([`check`]).
 
+pub mod optimistic;
 pub mod units;
 
 use bytes::Bytes;
@@ -135,16 +136,18 @@ fn txn_op(request: pb::TxnRequest) -> Txn {
     }
 }
 
+/// A read inside a txn. A negative revision means the current one for a plain read; here etcd checks it first, and it is
+/// too old.
+fn read_op(request: pb::RangeRequest) -> Op {
+    let negative = (request.revision < 0).then_some(Revision(request.revision));
+    let mut query = read(request);
+    query.revision = query.revision.or(negative);
+    Op::Range(query)
+}
+
 fn op(op: pb::RequestOp) -> Option<Op> {
     Some(match op.request? {
-        Request::RequestRange(range) => {
-            // A negative revision means the current one for a plain read. Inside a txn etcd checks it first, and it is
-            // too old.
-            let negative = (range.revision < 0).then_some(Revision(range.revision));
-            let mut query = read(range);
-            query.revision = query.revision.or(negative);
-            Op::Range(query)
-        }
+        Request::RequestRange(range) => read_op(range),
         Request::RequestPut(put) => Op::Put(put_op(put)),
         Request::RequestDeleteRange(delete) => Op::Delete(delete_op(delete)),
         Request::RequestTxn(txn) => Op::Txn(Box::new(txn_op(txn))),

@@ -67,6 +67,9 @@ impl ServerIds {
 /// Maximum bytes of a header with its tag and length.
 const HEADER_BYTES_MAX: usize = 46;
 
+/// The room for an answer that is not known to be long: most writes have a header and little else.
+const SHORT_BYTES: usize = HEADER_BYTES_MAX + 64;
+
 /// Maximum bytes of `more` and `count`.
 const TAIL_BYTES_MAX: usize = 13;
 
@@ -150,7 +153,7 @@ pub fn range_chunk(
 /// The answer to a Put, DeleteRange or Txn (or Range) as a message of its own.
 #[must_use]
 pub fn answer(ids: &ServerIds, answer: &OpAnswer) -> Bytes {
-    let mut out = Vec::with_capacity(HEADER_BYTES_MAX + 64);
+    let mut out = Vec::with_capacity(SHORT_BYTES);
     put_answer(&mut out, ids, answer);
     out.into()
 }
@@ -192,19 +195,21 @@ fn put_txn(out: &mut Vec<u8>, txn: &TxnAnswer) {
 }
 
 /// An answer inside a txn. etcd fills only the revision of these headers, and leaves a nested txn's header empty.
-fn nested(response: &OpAnswer) -> (ResponseOp, Bytes) {
+fn nested(response: &OpAnswer) -> (ResponseOp, Vec<u8>) {
     let bare = ServerIds { cluster_id: 0, member_id: 0, raft_term: 0 };
-    match response {
-        OpAnswer::Range(_) => (ResponseOp::Range, answer(&bare, response)),
-        OpAnswer::Put { .. } => (ResponseOp::Put, answer(&bare, response)),
-        OpAnswer::Delete { .. } => (ResponseOp::DeleteRange, answer(&bare, response)),
+    let mut out = Vec::with_capacity(SHORT_BYTES);
+    let op = match response {
+        OpAnswer::Range(_) => ResponseOp::Range,
+        OpAnswer::Put { .. } => ResponseOp::Put,
+        OpAnswer::Delete { .. } => ResponseOp::DeleteRange,
         OpAnswer::Txn(txn) => {
-            let mut out = Vec::new();
             bare.put_header(&mut out, Revision::ZERO);
             put_txn(&mut out, txn);
-            (ResponseOp::Txn, out.into())
+            return (ResponseOp::Txn, out);
         }
-    }
+    };
+    put_answer(&mut out, &bare, response);
+    (op, out)
 }
 
 /// A message with only a header (`CompactionResponse`).

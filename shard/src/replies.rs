@@ -36,6 +36,8 @@ const OPS_MAX: usize = 4096;
 const BYTES_MAX: usize = 16 << 20;
 /// The size at which a message of answers is complete.
 const MESSAGE_BYTES: usize = 128 << 10;
+/// The room that a message has for each answer; most are of writes, and shorter.
+const SHORT_BYTES: usize = 128;
 /// Cancellations that are remembered. Those of operations that were just answered are never needed.
 const CANCELLED_MAX: usize = 1024;
 
@@ -267,7 +269,7 @@ impl Answers {
     }
 
     fn message(&mut self, last: Option<u64>) -> Bytes {
-        let mut message = Vec::new();
+        let mut message = Vec::with_capacity((self.taken.len() * SHORT_BYTES).min(MESSAGE_BYTES));
         last.iter().for_each(|last| put_last(&mut message, *last));
         while message.len() < MESSAGE_BYTES
             && let Some((id, answer)) = self.taken.next()

@@ -20,6 +20,7 @@ use kindred_proto::etcdserverpb::{
     Compare, PutRequest, RangeRequest, RequestOp, TxnRequest, compare, request_op::Request,
 };
 use kindred_router_core::{
+    parsed::Parsed,
     plan::{Call, Plan, plan},
     routes::Routes,
     store::{StoreIx, StoreKind},
@@ -183,7 +184,7 @@ fn routed(routes: &Routes, call: Call, requests: &[Bytes]) -> usize {
     };
     let mut stores = 0;
     for request in requests {
-        stores += match plan(call, request, routes).unwrap() {
+        stores += match plan(&Parsed::new(call, request), routes).unwrap() {
             Plan::One { leases, .. } => {
                 1 + leases.iter().map(|lease: &LeaseId| lease.get() as usize).sum::<usize>()
             }

@@ -1,4 +1,4 @@
-//! Decides where a request goes: turns its raw bytes and the placement of keys into a [`Plan`].
+//! Decides where a request goes: turns what it says and the placement of keys into a [`Plan`].
 //!
 //! A request goes whole to the store that holds all keys that it touches: one key, or a range inside one store. A read
 //! or delete of a range over several stores is split into [`Part`]s. A txn over several stores is refused with its keys
@@ -14,9 +14,12 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use kindred_partition_config::{ids::LeaseId, key::KeyRange, kind::KindPrefix};
-use kindred_wire::peek::{self, TxnPart, WireError};
+use kindred_wire::optimistic::{Change, Optimistic};
+use kindred_wire::peek::{self, PutRequest, TxnPart, WireError};
 use kindred_wire::refusal::{KeyOnStore, KindredError};
 
+pub use crate::parsed::Call;
+use crate::parsed::{Form, Parsed};
 use crate::parts::Part;
 use crate::store::StoreIx;
 
@@ -37,30 +40,6 @@ pub trait Placement {
     fn name(&self, store: StoreIx) -> &str;
     /// Whether the key is `<prefix>/health`.
     fn is_health(&self, key: &[u8]) -> bool;
-}
-
-/// The calls of KV that have keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Call {
-    Range,
-    RangeStream,
-    Put,
-    DeleteRange,
-    Txn,
-}
-
-impl Call {
-    /// The name of the method.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Range => "Range",
-            Self::RangeStream => "RangeStream",
-            Self::Put => "Put",
-            Self::DeleteRange => "DeleteRange",
-            Self::Txn => "Txn",
-        }
-    }
 }
 
 /// How to carry out a request.
@@ -131,28 +110,31 @@ impl From<WireError> for Refusal {
 ///
 /// # Errors
 /// When its bytes do not parse, or its keys are on stores that it may not join.
-pub fn plan(call: Call, request: &[u8], placement: &impl Placement) -> Result<Plan, Refusal> {
-    match call {
-        Call::Range | Call::RangeStream => {
-            let range = peek::RangeRequest::parse(request)?;
+pub fn plan(request: &Parsed<'_>, placement: &impl Placement) -> Result<Plan, Refusal> {
+    let leases = |put: &PutRequest<'_>| LeaseId::from_wire(put.lease).into_iter().collect();
+    match &request.form {
+        Form::Range(range) => {
             if range.range_end.is_empty() && placement.is_health(range.key) {
                 return Ok(Plan::Health);
             }
             span(range.key, range.range_end, placement)
         }
-        Call::DeleteRange => {
-            let delete = peek::DeleteRangeRequest::parse(request)?;
+        Form::Delete(delete) => {
             if delete.range_end.is_empty() {
                 return Ok(one(delete.key, Vec::new(), placement));
             }
             span(delete.key, delete.range_end, placement)
         }
-        Call::Put => {
-            let put = peek::PutRequest::parse(request)?;
-            let leases = LeaseId::from_wire(put.lease).into_iter().collect();
-            Ok(one(put.key, leases, placement))
+        Form::Put(put) => Ok(one(put.key, leases(put), placement)),
+        Form::Optimistic(Optimistic { key, change, .. }) => {
+            let leases = match change {
+                Change::Put(put) => leases(put),
+                Change::Delete(_) => Vec::new(),
+            };
+            Ok(one(key, leases, placement))
         }
-        Call::Txn => txn(request, placement),
+        Form::Txn => txn(request.bytes, placement),
+        Form::Malformed(error) => Err((*error).into()),
     }
 }
 

@@ -102,7 +102,7 @@ fn range(key: &str, end: &str) -> Result<Plan, Refusal> {
         range_end: end.to_owned().into(),
         ..Default::default()
     };
-    plan(Call::Range, &request.encode_to_vec(), &Table::new())
+    plan(&Parsed::new(Call::Range, &request.encode_to_vec()), &Table::new())
 }
 
 fn on(store: StoreIx) -> Result<Plan, Refusal> {
@@ -190,7 +190,7 @@ fn a_range_that_joins_a_stock_etcd_is_refused() {
 #[test]
 fn bytes_that_are_no_request_are_malformed() {
     for call in [Call::Range, Call::Put, Call::DeleteRange, Call::Txn] {
-        let refusal = plan(call, b"\x0a\xff", &Table::new()).unwrap_err();
+        let refusal = plan(&Parsed::new(call, b"\x0a\xff"), &Table::new()).unwrap_err();
         assert!(matches!(refusal, Refusal(KindredError::Malformed { .. })), "{call:?}");
     }
 }
@@ -203,7 +203,7 @@ fn put_op(key: &str, lease: i64) -> pb::RequestOp {
 fn txn_of(ops: Vec<pb::RequestOp>, otherwise: Vec<pb::RequestOp>) -> Result<Plan, Refusal> {
     let compare = pb::Compare { key: "/registry/pods/a".into(), ..Default::default() };
     let txn = pb::TxnRequest { compare: vec![compare], success: ops, failure: otherwise };
-    plan(Call::Txn, &txn.encode_to_vec(), &Table::new())
+    plan(&Parsed::new(Call::Txn, &txn.encode_to_vec()), &Table::new())
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_txn_within_one_store_goes_there_with_its_leases() {
         txn_of(ops, vec![put_op("/registry/pods/c", 9)]),
         Ok(Plan::One { store: PODS, leases, spread: vec![] })
     );
-    assert_eq!(plan(Call::Txn, b"", &Table::new()), on(DEFAULT));
+    assert_eq!(plan(&Parsed::new(Call::Txn, b""), &Table::new()), on(DEFAULT));
 }
 
 #[test]
@@ -228,7 +228,52 @@ fn a_txn_over_stores_is_refused_with_keys_and_stores() {
     assert_eq!(named, ["pods", "nodes"]);
 }
 
+prop_compose! {
+    /// A transaction as a kube-apiserver makes it; in one of ten another key or a range is named.
+    fn kubernetes_txn()(
+        keys in prop::collection::vec(prop_oneof![9 => Just("/registry/configmaps/a"), 1 => Just("/registry/minions/n")], 3),
+        health: bool, range_end in prop_oneof![9 => Just(""), 1 => Just("/registry/z")],
+        target in prop_oneof![9 => Just(2), 1 => Just(0)], revision in 0..3i64, lease in 0..2i64,
+        deletes: bool, reads: bool, prev_kv: bool,
+    ) -> pb::TxnRequest {
+        let key = |at: usize| Bytes::from_static(if health { "/registry/health" } else { keys[at] }.as_bytes());
+        let op = |request| vec![pb::RequestOp { request: Some(request) }];
+        let target_union = Some(pb::compare::TargetUnion::ModRevision(revision));
+        let compare = pb::Compare { key: key(0), target, target_union, ..Default::default() };
+        let range_end = Bytes::from_static(range_end.as_bytes());
+        let delete = pb::DeleteRangeRequest { key: key(1), range_end: range_end.clone(), prev_kv };
+        let put = pb::PutRequest { key: key(1), value: "v".into(), lease, prev_kv, ..Default::default() };
+        let read = pb::RangeRequest { key: key(2), range_end, ..Default::default() };
+        let read = pb::request_op::Request::RequestRange(read);
+        pb::TxnRequest {
+            compare: vec![compare],
+            success: op(if deletes {
+                pb::request_op::Request::RequestDeleteRange(delete)
+            } else {
+                pb::request_op::Request::RequestPut(put)
+            }),
+            failure: if reads { op(read) } else { Vec::new() },
+        }
+    }
+}
+
 proptest! {
+    #[test]
+    fn a_txn_in_the_usual_form_is_answered_as_any_txn(
+        txn in kubernetes_txn(), damage in prop::option::weighted(0.3, any::<(prop::sample::Index, u8)>()),
+    ) {
+        let mut bytes = txn.encode_to_vec();
+        if let Some((at, byte)) = damage {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        let parsed = Parsed::new(Call::Txn, &bytes);
+        let visited = Parsed { form: Form::Txn, ..parsed };
+        prop_assert_eq!(plan(&parsed, &Table::new()), plan(&visited, &Table::new()));
+        prop_assert_eq!(crate::verb::asked(&parsed), crate::verb::asked(&visited));
+        prop_assert_eq!(crate::small::is_small(&parsed), crate::small::is_small(&visited));
+    }
+
     #[test]
     fn every_key_is_asked_of_its_store(
         a in "/registry/(pods|minions|leases|configmaps|events|podtemplates)/[a-z]",
@@ -253,7 +298,7 @@ proptest! {
     #[test]
     fn any_bytes_give_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         for call in [Call::Range, Call::Put, Call::DeleteRange, Call::Txn] {
-            let _ = plan(call, &bytes, &Table::new());
+            let _ = plan(&Parsed::new(call, &bytes), &Table::new());
         }
     }
 }

@@ -5,24 +5,24 @@ use std::ops::ControlFlow;
 
 use kindred_wire::peek::{self, DeleteRangeRequest, RangeRequest, TxnPart};
 
-use crate::plan::Call;
+use crate::parsed::{Call, Form, Parsed};
 
 /// The longest small request in bytes; a longer one would delay those behind it.
 pub const BYTES_MAX: usize = 64 << 10;
 
 /// Whether a request is small. One that does not parse is not; its own call refuses it.
 #[must_use]
-pub fn is_small(call: Call, request: &[u8]) -> bool {
-    if request.len() > BYTES_MAX {
+pub fn is_small(request: &Parsed<'_>) -> bool {
+    if request.bytes.len() > BYTES_MAX || request.call == Call::RangeStream {
         return false;
     }
-    match call {
-        Call::Put => true,
-        Call::Range => RangeRequest::parse(request).is_ok_and(|range| reads_little(&range)),
-        Call::RangeStream => false,
-        Call::DeleteRange => DeleteRangeRequest::parse(request).is_ok_and(|delete| gives_little(&delete)),
-        Call::Txn => {
-            let large = peek::visit_txn(request, &mut |part: TxnPart<'_>| {
+    match &request.form {
+        // It names one key.
+        Form::Put(_) | Form::Optimistic(_) => true,
+        Form::Range(range) => reads_little(range),
+        Form::Delete(delete) => gives_little(delete),
+        Form::Txn => {
+            let large = peek::visit_txn(request.bytes, &mut |part: TxnPart<'_>| {
                 let small = match &part {
                     TxnPart::Range(range) => reads_little(range),
                     TxnPart::DeleteRange(delete) => gives_little(delete),
@@ -32,6 +32,7 @@ pub fn is_small(call: Call, request: &[u8]) -> bool {
             });
             large.is_ok_and(|large| large.is_continue())
         }
+        Form::Malformed(_) => false,
     }
 }
 
@@ -60,6 +61,10 @@ mod tests {
 
     use super::*;
 
+    fn of(call: Call, request: &[u8]) -> bool {
+        is_small(&Parsed::new(call, request))
+    }
+
     fn range(change: impl FnOnce(&mut pb::RangeRequest)) -> pb::RangeRequest {
         let mut range = pb::RangeRequest { key: "a".into(), range_end: "b".into(), ..Default::default() };
         change(&mut range);
@@ -73,7 +78,7 @@ mod tests {
 
     #[test]
     fn reads_of_one_key_probes_and_counts_are_small() {
-        let small = |range: pb::RangeRequest| is_small(Call::Range, &range.encode_to_vec());
+        let small = |range: pb::RangeRequest| of(Call::Range, &range.encode_to_vec());
         assert!(small(range(|range| range.range_end.clear())));
         assert!(small(range(|range| range.limit = 1)));
         assert!(small(range(|range| range.count_only = true)));
@@ -84,33 +89,33 @@ mod tests {
             "it reads all to find the last"
         );
         assert!(!small(range(|range| (range.limit, range.min_mod_revision) = (1, 9))), "it may look at many");
-        assert!(!is_small(Call::RangeStream, &range(|range| range.limit = 1).encode_to_vec()));
-        assert!(!is_small(Call::Range, b"\xff"));
+        assert!(!of(Call::RangeStream, &range(|range| range.limit = 1).encode_to_vec()));
+        assert!(!of(Call::Range, b"\xff"));
     }
 
     #[test]
     fn writes_are_small_unless_they_are_long_or_give_many_keys_back() {
         let put =
             |bytes| pb::PutRequest { key: "a".into(), value: vec![0; bytes].into(), ..Default::default() };
-        assert!(is_small(Call::Put, &put(BYTES_MAX - 20).encode_to_vec()));
-        assert!(!is_small(Call::Put, &put(BYTES_MAX).encode_to_vec()));
+        assert!(of(Call::Put, &put(BYTES_MAX - 20).encode_to_vec()));
+        assert!(!of(Call::Put, &put(BYTES_MAX).encode_to_vec()));
         let delete = |range_end: &'static str, prev_kv| pb::DeleteRangeRequest {
             key: "a".into(),
             range_end: range_end.into(),
             prev_kv,
         };
-        assert!(is_small(Call::DeleteRange, &delete("", true).encode_to_vec()));
-        assert!(is_small(Call::DeleteRange, &delete("b", false).encode_to_vec()));
-        assert!(!is_small(Call::DeleteRange, &delete("b", true).encode_to_vec()));
+        assert!(of(Call::DeleteRange, &delete("", true).encode_to_vec()));
+        assert!(of(Call::DeleteRange, &delete("b", false).encode_to_vec()));
+        assert!(!of(Call::DeleteRange, &delete("b", true).encode_to_vec()));
     }
 
     #[test]
     fn a_txn_is_as_small_as_its_parts_on_both_branches() {
         let one = || Request::RequestRange(range(|range| range.range_end.clear()));
         let put = || Request::RequestPut(pb::PutRequest { key: "a".into(), ..Default::default() });
-        assert!(is_small(Call::Txn, &txn(put(), one())));
-        assert!(!is_small(Call::Txn, &txn(put(), Request::RequestRange(range(|_| ())))));
+        assert!(of(Call::Txn, &txn(put(), one())));
+        assert!(!of(Call::Txn, &txn(put(), Request::RequestRange(range(|_| ())))));
         let all = pb::DeleteRangeRequest { key: "a".into(), range_end: "b".into(), prev_kv: true };
-        assert!(!is_small(Call::Txn, &txn(Request::RequestDeleteRange(all), one())));
+        assert!(!of(Call::Txn, &txn(Request::RequestDeleteRange(all), one())));
     }
 }

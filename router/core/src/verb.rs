@@ -6,9 +6,10 @@
 use std::ops::ControlFlow;
 
 use kindred_partition_config::kind::{KindScheme, Located};
+use kindred_wire::optimistic::{Change, Optimistic};
 use kindred_wire::peek::{self, TxnPart};
 
-use crate::plan::Call;
+use crate::parsed::{Call, Form, Parsed};
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,15 +91,26 @@ impl<'r> Asked<'r> {
 
 /// What a request asks for. One that does not parse is refused elsewhere, and is counted as one of no key.
 #[must_use]
-pub fn asked(call: Call, request: &[u8]) -> Asked<'_> {
-    let parsed = match call {
-        Call::Range | Call::RangeStream => peek::RangeRequest::parse(request).map(of_range),
-        Call::Put => peek::PutRequest::parse(request).map(|put| Asked::of_key(Verb::Put, put.key)),
-        Call::DeleteRange => peek::DeleteRangeRequest::parse(request)
-            .map(|delete| Asked { range_end: delete.range_end, ..Asked::of_key(Verb::Delete, delete.key) }),
-        Call::Txn => return of_txn(request),
-    };
-    parsed.unwrap_or(Asked::of_key(verb_of(call), b""))
+pub fn asked<'r>(request: &Parsed<'r>) -> Asked<'r> {
+    match &request.form {
+        Form::Range(range) => of_range(range),
+        Form::Put(put) => Asked::of_key(Verb::Put, put.key),
+        Form::Delete(delete) => {
+            Asked { range_end: delete.range_end, ..Asked::of_key(Verb::Delete, delete.key) }
+        }
+        Form::Optimistic(Optimistic { key, mod_revision, change, .. }) => {
+            let verb = match (change, mod_revision) {
+                (Change::Put(_), 0) => Verb::Create,
+                (Change::Put(_), _) => Verb::Update,
+                // It deletes nothing: the key must not exist.
+                (Change::Delete(_), 0) => Verb::Txn,
+                (Change::Delete(_), _) => Verb::Delete,
+            };
+            Asked::of_key(verb, key)
+        }
+        Form::Txn => of_txn(request.bytes),
+        Form::Malformed(_) => Asked::of_key(verb_of(request.call), b""),
+    }
 }
 
 fn verb_of(call: Call) -> Verb {
@@ -111,7 +123,7 @@ fn verb_of(call: Call) -> Verb {
     }
 }
 
-fn of_range(range: peek::RangeRequest<'_>) -> Asked<'_> {
+fn of_range<'r>(range: &peek::RangeRequest<'r>) -> Asked<'r> {
     let verb = match (range.count_only, range.range_end) {
         (true, _) => Verb::Count,
         (false, b"") => Verb::Get,
@@ -238,7 +250,7 @@ mod tests {
         failure: Vec<pb::RequestOp>,
     ) -> (Verb, Vec<u8>) {
         let bytes = pb::TxnRequest { compare, success, failure }.encode_to_vec();
-        let asked = asked(Call::Txn, &bytes);
+        let asked = asked(&Parsed::new(Call::Txn, &bytes));
         (asked.verb, asked.key.to_vec())
     }
 
@@ -270,13 +282,13 @@ mod tests {
             assert_eq!(verb_of_txn(compare, success, failure), of(Verb::Txn));
         }
         assert_eq!(verb_of_txn(vec![], vec![], vec![]), (Verb::Txn, Vec::new()));
-        assert_eq!(asked(Call::Txn, b"\xff\xff").verb, Verb::Txn);
-        assert_eq!(asked(Call::Put, b"\xff\xff"), Asked::of_key(Verb::Put, b""));
+        assert_eq!(asked(&Parsed::new(Call::Txn, b"\xff\xff")).verb, Verb::Txn);
+        assert_eq!(asked(&Parsed::new(Call::Put, b"\xff\xff")), Asked::of_key(Verb::Put, b""));
     }
 
     #[test]
     fn reads_are_told_by_what_they_return() {
-        let of = |request: pb::RangeRequest| asked(Call::Range, &request.encode_to_vec()).verb;
+        let of = |request: pb::RangeRequest| asked(&Parsed::new(Call::Range, &request.encode_to_vec())).verb;
         assert_eq!(of(get("/registry/pods/a/b")), Verb::Get);
         assert_eq!(of(range_of("/registry/pods/", "/registry/pods0")), Verb::List);
         let count = pb::RangeRequest { count_only: true, ..range_of("/registry/pods/", "/registry/pods0") };

@@ -17,8 +17,10 @@ use kindred_proto::shard_v1;
 use kindred_router_core::clock_offset;
 use kindred_router_core::moves::preview::{CopyRate, Lack, LegSize, Limit, UnitSize, no_room, preview};
 use kindred_router_core::moves::record::{Leg, MoveRecord};
+use kindred_router_core::parsed::Parsed;
 use kindred_router_core::parts::store_ix;
 use kindred_router_core::plan::Call;
+use kindred_router_core::small::is_small;
 use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -326,8 +328,9 @@ async fn range(
     let limit = if count { 0 } else { SAMPLE };
     let request = pb::RangeRequest { key, range_end, count_only: count, limit, ..Default::default() };
     let generation = mover.routing.load().generation();
-    let to = To { store, min_revision: Revision::ZERO, generation };
     let body = Bytes::from(request.encode_to_vec());
+    let small = is_small(&Parsed::new(Call::Range, &body));
+    let to = To { store, min_revision: Revision::ZERO, generation, small };
     let answer = to.send(Call::Range, Effect::Read, body, Deadline::within(WITHIN)).await?;
     pb::RangeResponse::decode(answer.into_bytes()).map_err(|error| Status::internal(error.to_string()))
 }

@@ -14,6 +14,7 @@ use kindred_proto::nested::{self, NotATxn};
 use kindred_proto::raw::kv::k_v_server::KV;
 use kindred_router_core::auth::request::{self, Denied};
 use kindred_router_core::header_ids::append;
+use kindred_router_core::parsed::Parsed;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
@@ -26,7 +27,6 @@ use kindred_transport::{ending, grpc};
 use kindred_wire::answer;
 use kindred_wire::error::EtcdError;
 use kindred_wire::patch::RangePatch;
-use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
 use kindred_wire::rope::Rope;
 use prost::{DecodeError, Message as _};
@@ -42,7 +42,7 @@ use crate::execute::fan_out::shared::{self, SharedReads};
 use crate::execute::one::{Opened, To};
 use crate::execute::routed::{Routed, Waits, route};
 use crate::execute::{Deadline, Effect, refused};
-use crate::identity::Identity;
+use crate::identity::{self, Identity};
 use crate::leases::LeaseRouter;
 use crate::routing::Routing;
 use crate::spans;
@@ -129,28 +129,30 @@ impl Kv {
     }
 
     async fn unary(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
-        let mut counting = self.counting(method, &request);
+        let body = request.get_ref().clone();
+        let parsed = Parsed::new(method, &body);
+        let mut counting = self.counting(&parsed, &request);
         let spans = &self.with.traffic.spans;
         let result = match counting.span.as_ref().zip(spans.get()) {
-            None => self.checked(method, &counting, request).await,
+            None => self.checked(&parsed, &counting, request).await,
             Some((span, spans)) => {
-                Box::pin(spans::within(spans, span, self.checked(method, &counting, request))).await
+                Box::pin(spans::within(spans, span, self.checked(&parsed, &counting, request))).await
             }
         };
-        counting.answered(result.as_ref());
-        result.map(|answer| self.with.identity.patched(answer))
+        counting.answered(result.as_ref().map(|answered| &answered.answer));
+        result.map(|Answered { answer, shown }| self.with.identity.patched(answer, shown))
     }
 
     /// Carries out a request that the client may make.
     async fn checked(
         &self,
-        method: Call,
+        parsed: &Parsed<'_>,
         counting: &Counting,
         request: Request<Bytes>,
-    ) -> Result<Rope, Status> {
-        let permitted = self.permitted(method, &request).await?;
+    ) -> Result<Answered, Status> {
+        let permitted = self.permitted(parsed.call, &request).await?;
         let _place = self.place(counting, request.metadata()).await?;
-        let answer = self.route(method, request).await?;
+        let answer = self.route(parsed, request).await?;
         match permitted {
             Some(Permitted { gate, entered, reads: true }) => gate.is_as_it_was(&entered).map(|()| answer),
             _ => Ok(answer),
@@ -166,11 +168,11 @@ impl Kv {
     }
 
     /// Notes that a call has begun.
-    fn counting(&self, method: Call, request: &Request<Bytes>) -> Counting {
+    fn counting(&self, parsed: &Parsed<'_>, request: &Request<Bytes>) -> Counting {
         let clients = &self.with.traffic.clients;
         let client = self.client.clone().unwrap_or_else(|| clients.of_call(request.extensions()));
         let mut counting =
-            self.with.traffic.begin(method, request.get_ref(), &self.with.routing.load(), &client);
+            self.with.traffic.begin(parsed, request.get_ref(), &self.with.routing.load(), &client);
         counting.span = self.with.traffic.spans.get().and_then(|spans| spans.begin(request.metadata()));
         counting
     }
@@ -180,43 +182,46 @@ impl Kv {
         self.unary(method, request).await.map(|answer| Response::new(answer.into_bytes()))
     }
 
-    async fn route(&self, method: Call, request: Request<Bytes>) -> Result<Rope, Status> {
-        let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
+    async fn route(&self, parsed: &Parsed<'_>, request: Request<Bytes>) -> Result<Answered, Status> {
+        let effect = if parsed.call == Call::Range { Effect::Read } else { Effect::Write };
         let deadline = Deadline::of(request.metadata(), effect);
         let body = self.sized(request)?;
         let waiting = Waiting::new(&self.with.routing, effect, deadline.at());
-        route(&mut Asked { kv: self, method, body, deadline, waiting }).await
+        route(&mut Asked { kv: self, parsed, body, deadline, waiting }).await
     }
 
     /// Carries out a plan that was made by the map of this generation.
     async fn run(
         &self,
-        method: Call,
+        parsed: &Parsed<'_>,
         plan: Plan,
         generation: Epoch,
         body: Bytes,
         deadline: Deadline,
-    ) -> Result<Rope, Status> {
+    ) -> Result<Answered, Status> {
+        let (method, small) = (parsed.call, is_small(parsed));
         let effect = if method == Call::Range { Effect::Read } else { Effect::Write };
         match plan {
-            Plan::Health => self.health(body).await,
-            Plan::FanOut(fan_out)
-                if method == Call::Range && body.len() <= shared::BYTES_MAX && is_small(method, &body) =>
-            {
-                self.with.shared_reads.range_over(fan_out, generation, body, deadline).await
+            Plan::Health => self.health(body, small).await.map(Answered::from),
+            Plan::FanOut(fan_out) if method == Call::Range && body.len() <= shared::BYTES_MAX && small => {
+                self.with
+                    .shared_reads
+                    .range_over(fan_out, generation, body, deadline)
+                    .await
+                    .map(Answered::from)
             }
             Plan::FanOut(fan_out) if method == Call::Range => {
-                self.with.reads.range_over(&fan_out, generation, body, deadline).await
+                self.with.reads.range_over(&fan_out, generation, body, deadline).await.map(Answered::from)
             }
             Plan::FanOut(fan_out) => {
                 delete_at((&self.with.stores, &self.with.routing), &fan_out.spread, body, deadline)
                     .await
-                    .map(Rope::from)
+                    .map(|answer| Rope::from(answer).into())
             }
             Plan::One { store, leases, spread } => {
                 let store = self.with.stores.get(store);
-                let to = To { store, min_revision: self.with.routing.min_revision(&spread), generation };
-                let asked = body.clone();
+                let min_revision = self.with.routing.min_revision(&spread);
+                let to = To { store, min_revision, generation, small };
                 let answer = match leases.as_slice() {
                     [] if method == Call::Range => {
                         self.with.reads.range_of_one(to, &spread, body, deadline).await
@@ -224,10 +229,10 @@ impl Kv {
                     [] => to.send(method, effect, body, deadline).await,
                     leases => self.send_leased(to, method, body, leases, deadline).await,
                 }?;
-                let shown = shown_by(&answer);
-                let now = |routes: &Routes| spread_by(method, &asked, routes);
+                let shown = identity::shown_by(&answer);
+                let now = |routes: &Routes| spread_by(parsed, routes);
                 self.with.routing.show_of_store(to.store, &spread, shown, generation, now);
-                Ok(answer)
+                Ok(Answered { answer, shown: Some(shown) })
             }
         }
     }
@@ -256,11 +261,15 @@ impl Kv {
         self.with.leases.with_leases(leases, store, deadline, send).await
     }
 
-    async fn open_range_stream(&self, request: Request<Bytes>) -> Result<Chunks, Status> {
+    async fn open_range_stream(
+        &self,
+        parsed: &Parsed<'_>,
+        request: Request<Bytes>,
+    ) -> Result<Chunks, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Read);
         let body = self.sized(request)?;
         let waiting = Waiting::new(&self.with.routing, Effect::Read, deadline.at());
-        route(&mut AskedStream(Asked { kv: self, method: Call::RangeStream, body, deadline, waiting })).await
+        route(&mut AskedStream(Asked { kv: self, parsed, body, deadline, waiting })).await
     }
 
     /// Opens a stream by a plan that was made by the map of this generation. Keys that move later are still read by
@@ -284,7 +293,8 @@ impl Kv {
             Plan::Health => (self.with.stores.default_store(), Vec::new()),
         };
         let store = self.with.stores.get(index).clone();
-        let to = To { store: &store, min_revision: self.with.routing.min_revision(&spread), generation };
+        let min_revision = self.with.routing.min_revision(&spread);
+        let to = To { store: &store, min_revision, generation, small: false };
         let Opened { chunks, revision } =
             self.with.reads.range_stream_of_one(to, &spread, body.clone(), deadline).await?;
         let ids = self.with.identity.ids();
@@ -298,7 +308,7 @@ impl Kv {
                 Some(said) => {
                     good_end.take().into_iter().for_each(ending::GoodEnd::reached);
                     let revision = revision.map_or(said, Revision);
-                    let now = |routes: &Routes| spread_by(Call::RangeStream, &body, routes);
+                    let now = |routes: &Routes| spread_by(&Parsed::new(Call::RangeStream, &body), routes);
                     routing.show_of_store(&store, &spread, revision, generation, now);
                     let mut tail = Vec::new();
                     let header = ids.patch(revision.get());
@@ -313,20 +323,33 @@ impl Kv {
 
     /// Answers the health probe. Its key never exists, so any store gives the right answer: the default store, else the
     /// next that does.
-    async fn health(&self, body: Bytes) -> Result<Rope, Status> {
+    async fn health(&self, body: Bytes, small: bool) -> Result<Rope, Status> {
         let stores = &self.with.stores;
         let default = stores.get(stores.default_store());
         let others = stores.iter().filter(|store| store.index != default.index);
         let mut failed = default.unavailable(&default.state().reason());
         for store in std::iter::once(default).chain(others) {
             let deadline = Deadline::within(HEALTH_LIMIT);
-            let to = To { store, min_revision: Revision::ZERO, generation: Epoch::NONE };
+            let to = To { store, min_revision: Revision::ZERO, generation: Epoch::NONE, small };
             match to.send(Call::Range, Effect::Read, body.clone(), deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(status) => failed = status,
             }
         }
         Err(failed)
+    }
+}
+
+/// An answer without the ids of this router.
+struct Answered {
+    answer: Rope,
+    /// The revision in its header, if that was read already.
+    shown: Option<Revision>,
+}
+
+impl From<Rope> for Answered {
+    fn from(answer: Rope) -> Self {
+        Self { answer, shown: None }
     }
 }
 
@@ -341,7 +364,7 @@ struct Permitted {
 /// A request of a client.
 struct Asked<'a> {
     kv: &'a Kv,
-    method: Call,
+    parsed: &'a Parsed<'a>,
     body: Bytes,
     deadline: Deadline,
     waiting: Waiting<'a>,
@@ -359,21 +382,21 @@ impl Waits for Asked<'_> {
 
 impl Routed for Asked<'_> {
     type Plan = Plan;
-    type Answer = Rope;
+    type Answer = Answered;
 
     fn plan(&self) -> Result<(Plan, Epoch), Status> {
         let routes = self.kv.with.routing.load();
-        match plan(self.method, &self.body, &**routes) {
+        match plan(self.parsed, &**routes) {
             Ok(plan) => Ok((plan, routes.generation())),
             Err(refusal) => {
-                refuse_invalid(self.method, &self.body)?;
+                refuse_invalid(self.parsed.call, &self.body)?;
                 Err(refused(&refusal))
             }
         }
     }
 
-    async fn run(&self, plan: Plan, generation: Epoch) -> Result<Rope, Status> {
-        self.kv.run(self.method, plan, generation, self.body.clone(), self.deadline).await
+    async fn run(&self, plan: Plan, generation: Epoch) -> Result<Answered, Status> {
+        self.kv.run(self.parsed, plan, generation, self.body.clone(), self.deadline).await
     }
 }
 
@@ -396,7 +419,7 @@ impl Routed for AskedStream<'_> {
 
     fn plan(&self) -> Result<(Plan, Epoch), Status> {
         let routes = self.0.kv.with.routing.load();
-        let plan = plan(Call::RangeStream, &self.0.body, &**routes);
+        let plan = plan(self.0.parsed, &**routes);
         Ok((plan.map_err(|refusal| refused(&refusal))?, routes.generation()))
     }
 
@@ -405,15 +428,9 @@ impl Routed for AskedStream<'_> {
     }
 }
 
-/// The revision in an answer's header. Every store writes the header first.
-fn shown_by(answer: &Rope) -> Revision {
-    let leading = peek::leading_revision(answer.front());
-    Revision(leading.unwrap_or_else(|| peek::revision_shown(&answer.clone().into_bytes())))
-}
-
 /// The Kinds on several stores whose revision a request shows, by another map than the one that it was carried out by.
-fn spread_by(method: Call, body: &Bytes, routes: &Routes) -> Vec<KindPrefix> {
-    plan(method, body, routes).map(Plan::into_spread).unwrap_or_default()
+fn spread_by(request: &Parsed<'_>, routes: &Routes) -> Vec<KindPrefix> {
+    plan(request, routes).map(Plan::into_spread).unwrap_or_default()
 }
 
 type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
@@ -469,11 +486,13 @@ impl KV for Kv {
     type RangeStreamStream = Chunks;
 
     async fn range_stream(&self, request: Request<Bytes>) -> Result<Response<Chunks>, Status> {
-        let mut counting = self.counting(Call::RangeStream, &request);
+        let body = request.get_ref().clone();
+        let parsed = Parsed::new(Call::RangeStream, &body);
+        let mut counting = self.counting(&parsed, &request);
         let opening = async {
             self.permitted(Call::RangeStream, &request).await?;
             let place = self.place(&counting, request.metadata()).await?;
-            Ok((self.open_range_stream(request).await?, Holding::new(place)))
+            Ok((self.open_range_stream(&parsed, request).await?, Holding::new(place)))
         };
         let opened = opening.await;
         let (chunks, place) = match opened {
@@ -503,7 +522,7 @@ impl KV for Kv {
     async fn compact(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Status> {
         let deadline = Deadline::of(request.metadata(), Effect::Write);
         let answer = self.with.compactor.compact(request.into_inner(), deadline).await?;
-        Ok(Response::new(self.with.identity.patched(answer.into()).into_bytes()))
+        Ok(Response::new(self.with.identity.patched(answer.into(), None).into_bytes()))
     }
 }
 

@@ -7,7 +7,6 @@ use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::plan::Call;
-use kindred_router_core::small::is_small;
 use kindred_wire::batch::Method;
 use kindred_wire::peek;
 use kindred_wire::rope::Rope;
@@ -31,6 +30,8 @@ pub struct To<'s> {
     pub min_revision: Revision,
     /// The generation of the map; 0 for a map that never changes.
     pub generation: Epoch,
+    /// Whether the request is small ([`is_small`](kindred_router_core::small::is_small)) and may go in a batch.
+    pub small: bool,
 }
 
 impl To<'_> {
@@ -56,7 +57,7 @@ impl To<'_> {
             (true, Call::Put) => (self.min_revision, Epoch::NONE),
             (true, _) => (self.min_revision, self.generation),
         };
-        let small = is_small(method, &body);
+        let small = self.small;
         attempt(self.store, effect, deadline, || async {
             if small && let Some(stream) = self.store.batches() {
                 let (request, until) = (body.clone(), deadline.at());

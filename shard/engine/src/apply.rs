@@ -267,27 +267,33 @@ fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRan
 }
 
 fn holds(space: &Space, compare: &Compare) -> bool {
-    let found = space.collect(&compare.range, LATEST, 0, &View::Now);
-    if found.is_empty() {
-        // An absent key has no value, not even an empty one; all its numbers are zero.
-        return match &compare.target {
-            CompareTarget::Value(_) => false,
-            CompareTarget::Version(n)
-            | CompareTarget::Create(n)
-            | CompareTarget::Mod(n)
-            | CompareTarget::Lease(n) => stands(0.cmp(n), compare.result),
-        };
+    if let KeyRange::Single(key) = &compare.range {
+        return space.get(key).map_or_else(|| holds_for_none(compare), |kv| holds_for(compare, kv));
     }
-    found.iter().all(|kv| {
-        let order = match &compare.target {
-            CompareTarget::Version(n) => kv.version().cmp(n),
-            CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
-            CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
-            CompareTarget::Value(value) => kv.cmp_value(value),
-            CompareTarget::Lease(n) => kv.lease().cmp(n),
-        };
-        stands(order, compare.result)
-    })
+    let found = space.collect(&compare.range, LATEST, 0, &View::Now);
+    if found.is_empty() { holds_for_none(compare) } else { found.iter().all(|kv| holds_for(compare, kv)) }
+}
+
+/// An absent key has no value, not even an empty one; all its numbers are zero.
+fn holds_for_none(compare: &Compare) -> bool {
+    match &compare.target {
+        CompareTarget::Value(_) => false,
+        CompareTarget::Version(n)
+        | CompareTarget::Create(n)
+        | CompareTarget::Mod(n)
+        | CompareTarget::Lease(n) => stands(0.cmp(n), compare.result),
+    }
+}
+
+fn holds_for(compare: &Compare, kv: &Version) -> bool {
+    let order = match &compare.target {
+        CompareTarget::Version(n) => kv.version().cmp(n),
+        CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
+        CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
+        CompareTarget::Value(value) => kv.cmp_value(value),
+        CompareTarget::Lease(n) => kv.lease().cmp(n),
+    };
+    stands(order, compare.result)
 }
 
 fn stands(order: std::cmp::Ordering, wanted: CompareResult) -> bool {

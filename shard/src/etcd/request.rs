@@ -35,11 +35,14 @@ pub(crate) fn delete(member: &Member, request: Bytes, buckets: Option<UnitBucket
     Ok(Op::Delete(Delete { buckets, ..delete }))
 }
 
-/// Decodes a `TxnRequest`.
+/// Decodes a `TxnRequest`. Nearly all are a kube-apiserver's, which are converted without a message in between.
 pub(crate) fn txn(member: &Member, request: Bytes) -> Result<Op, Status> {
     let size = request.len();
-    let txn = convert::txn(nested::txn(request).map_err(KvError::from)?, member.txn_ops_max)
-        .map_err(KvError::from)?;
+    let txn = match convert::optimistic::optimistic(&request, member.txn_ops_max) {
+        Some(txn) => txn,
+        None => convert::txn(nested::txn(request).map_err(KvError::from)?, member.txn_ops_max)
+            .map_err(KvError::from)?,
+    };
     if !convert::is_read_only(&txn) {
         member.check_size(size)?;
     }

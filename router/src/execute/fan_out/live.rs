@@ -7,6 +7,7 @@ use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1 as shard;
 use kindred_router_core::header_ids::HeaderIds;
+use kindred_router_core::parsed::Parsed;
 use kindred_router_core::plan::{Call, FanOut};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::small::is_small;
@@ -108,7 +109,7 @@ impl Shards for Live {
         let deadline = self.deadline.renewed(Effect::Read);
         let pin = if pin { self.pin } else { 0 };
         // A page may be long and would delay other operations in a batch, so it gets a call of its own.
-        let small = is_small(Call::Range, &request);
+        let small = is_small(&Parsed::new(Call::Range, &request));
         attempt(store, Effect::Read, deadline, || async {
             if small && let Some(stream) = store.snapshot_batches() {
                 let (request, generation, until) = (request.clone(), self.generation, deadline.at());

@@ -12,6 +12,7 @@ use kindred_router::execute::fan_out::read::{Reading, at_future, range_over};
 use kindred_router::execute::fan_out::{PageSizes, Raised, Shards, Source};
 use kindred_router::execute::routed::{Routed, Waits, route};
 use kindred_router::routing::shown::show;
+use kindred_router_core::parsed::Parsed;
 use kindred_router_core::plan::{Call, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
@@ -115,7 +116,7 @@ impl Routed for Asked<'_> {
 
     fn plan(&self) -> Result<(Plan, Epoch), Status> {
         let routes = self.router.routes();
-        let plan = plan(Call::Range, &self.body, &*routes);
+        let plan = plan(&Parsed::new(Call::Range, &self.body), &*routes);
         Ok((plan.map_err(|_| Status::unavailable("no place"))?, routes.generation()))
     }
 
@@ -159,7 +160,7 @@ impl Reads<'_> {
         let header = pb::RangeResponse::decode(answered.as_ref().map_or_else(|_| Bytes::new(), rope_bytes));
         if let Some(header) = header.ok().and_then(|answer| answer.header) {
             let now = |routes: &Routes| {
-                plan(Call::Range, &asked, routes).map(Plan::into_spread).unwrap_or_default()
+                plan(&Parsed::new(Call::Range, &asked), routes).map(Plan::into_spread).unwrap_or_default()
             };
             show(self.router, store, spread, Revision(header.revision), self.generation, now);
         }

@@ -12,6 +12,7 @@ use kindred_partition_config::{
 };
 use kindred_router_core::{
     consistent_read::{Command, ConsistentRead, Event, Mode, ReadError},
+    parsed::Parsed,
     plan::{Call, Plan, plan},
     routes::Routes,
     store::StoreIx,
@@ -210,7 +211,8 @@ impl World {
     /// A `Range`, as the router of these routes answers it.
     pub fn ask(&mut self, routes: &Routes, asked: &Asked) -> Result<Answer, Refused> {
         let generation = routes.generation();
-        let planned = plan(Call::Range, &wire(&asked.key, &asked.end), routes).expect("no etcd");
+        let planned =
+            plan(&Parsed::new(Call::Range, &wire(&asked.key, &asked.end)), routes).expect("no etcd");
         let spread = planned.clone().into_spread();
         let shown = self.shown.of(&spread);
         let answer = match planned {
