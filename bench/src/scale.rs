@@ -21,7 +21,7 @@ pub struct Options {
     /// Numbers of keys of the Kind.
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000, 100_000, 1_000_000, 5_000_000])]
     keys: Vec<usize>,
-    /// Numbers of watches of single keys, beside three of the whole Kind.
+    /// Numbers of watches on one stream: of single keys beside three of the whole Kind, and where one of them wakes.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 1_000])]
     watches: Vec<usize>,
     /// Numbers of connections that share the concurrent calls.
@@ -48,6 +48,7 @@ pub struct Options {
 enum Part {
     Keys,
     Watches,
+    Wakes,
     Clients,
     Shards,
 }
@@ -62,6 +63,8 @@ const LOADS: [(Kind, &str); 4] = [
 const CONNECTIONS: usize = 4;
 /// The number of watches of the whole Kind, one for each apiserver.
 const APISERVERS: usize = 3;
+/// Writes a second while watches wake: seldom enough that each event wakes its watch by itself.
+const WAKES_PER_SECOND: u64 = 2_000;
 /// The maximum ratio of costs that count as equal.
 const FLAT: f64 = 1.3;
 
@@ -97,10 +100,20 @@ fn row(load: &str, role: &str, costs: &[f64]) -> String {
 /// Prints the table of a part: a row for each load and process, a column for each level.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
 fn print(what: &str, levels: &[usize], samples: &Samples) {
+    print_loads(what, levels, LOADS.iter().map(|(_, name)| *name).zip(samples));
+}
+
+/// The same of loads with these names.
+#[allow(clippy::print_stdout, reason = "the result of the program")]
+fn print_loads<'a>(
+    what: &str,
+    levels: &[usize],
+    loads: impl Iterator<Item = (&'a str, &'a Vec<Vec<Sample>>)>,
+) {
     let heads: Vec<String> = levels.iter().map(|level| format!("{level} {what}")).collect();
     println!("| CPU us/op | of | {} | largest / smallest | within {FLAT} |", heads.join(" | "));
     println!("| --- | --- |{} --- | --- |", " --- |".repeat(levels.len()));
-    for ((_, name), levels) in LOADS.iter().zip(samples) {
+    for (name, levels) in loads {
         for role in ["router", "shard"] {
             let costs: Vec<f64> = levels.iter().map(|samples| of(samples, role)).collect();
             println!("{}", row(name, role, &costs));
@@ -158,6 +171,9 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     if options.has(Part::Watches) {
         watches(&options).await.context("watches")?;
     }
+    if options.has(Part::Wakes) {
+        wakes(&options).await.context("wakes")?;
+    }
     if options.has(Part::Clients) {
         clients(&options).await.context("clients")?;
     }
@@ -209,6 +225,38 @@ async fn watches(options: &Options) -> anyhow::Result<()> {
          update. What one more watch of the whole Kind costs: `kindred-bench watchers`.\n"
     );
     print("watches", &options.watches, &samples);
+    Ok(())
+}
+
+/// What of a stream's watches the writes wake: the first of each.
+const WATCHED: [(&str, fn(usize) -> anyhow::Result<watching::Watched>); 2] = [
+    ("event at one of as many keys", |at| Ok((load::key(at), bytes::Bytes::new()))),
+    ("event in one of as many ranges", |at| watching::prefix(&String::from_utf8_lossy(&load::key(at)))),
+];
+
+/// All writes go to one key, so of the watches on the one stream one wakes.
+#[allow(clippy::print_stdout, reason = "the result of the program")]
+async fn wakes(options: &Options) -> anyhow::Result<()> {
+    let server = servers::routed()?;
+    let target = options.filled(&server, 1).await?;
+    let mut samples: Samples = vec![vec![Vec::new(); options.watches.len()]; WATCHED.len()];
+    for round in 0..options.rounds {
+        for level in turns(options.watches.len(), round) {
+            for ((_, watched), samples) in WATCHED.iter().zip(&mut samples) {
+                let stream = (0..options.watches[level]).map(watched).collect::<Result<_, _>>()?;
+                let watching = watching::start(&server.endpoint, vec![stream], None).await?;
+                let sample =
+                    measure::ops(&server, &target, Kind::Put, options.ops, Some(WAKES_PER_SECOND)).await?;
+                watching.wait(options.ops).await?;
+                watching.finish().await?;
+                samples[level].push(sample);
+            }
+        }
+    }
+    println!(
+        "Watches on one stream, of which one wakes: {WAKES_PER_SECOND} puts a second to one key; an operation is a put and its event.\n"
+    );
+    print_loads("watches", &options.watches, WATCHED.iter().map(|(name, _)| *name).zip(&samples));
     Ok(())
 }
 

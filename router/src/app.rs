@@ -198,7 +198,7 @@ impl App {
             None => self.stores.iter().for_each(|store| background::start(keeper, store)),
         }
         until_stopped(Box::pin(self.users.clone().follow()));
-        until_stopped(Box::pin(samples::run(self.traffic.clone())));
+        until_stopped(Box::pin(samples::run(self.traffic.clone(), self.stores.ticks())));
         until_stopped(Box::pin(compactor.clone().settle_owed()));
         until_stopped(Box::pin(compactor.observed.clone().run(keeper.cluster.meta.clone())));
     }

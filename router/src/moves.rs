@@ -111,6 +111,7 @@ impl Moves {
 
     async fn coordinate(mut self) {
         let mut entries = self.meta.entries();
+        let ticks = self.mover.keeper.stores.ticks();
         loop {
             let now = entries.borrow_and_update().clone();
             self.claim(&now).await;
@@ -118,7 +119,7 @@ impl Moves {
             tokio::select! {
                 changed = entries.changed() => if changed.is_err() { return },
                 Some(ended) = self.running.join_next_with_id(), if !self.running.is_empty() => self.ended(ended),
-                () = tokio::time::sleep(LOOK) => {}
+                () = ticks.sleep(LOOK) => {}
             }
         }
     }

@@ -31,6 +31,7 @@ use crate::metrics as own_metrics;
 use crate::routing::Routing;
 use crate::spans::Spans;
 use crate::stores::Stores;
+use crate::ticks::Ticks;
 
 /// How long clients get to go elsewhere when the router stops.
 const GRACE: Duration = Duration::from_secs(10);
@@ -201,7 +202,8 @@ pub async fn bind(
     app.start(&mover, settings.moves);
     if let Some(recorder) = recorder.clone() {
         let killed = drain.killed();
-        tokio::spawn(async move { killed.run_until_cancelled(upkeep(recorder)).await });
+        let ticks = app.stores.ticks();
+        tokio::spawn(async move { killed.run_until_cancelled(upkeep(recorder, ticks)).await });
     }
     // Clients wait in the listen queue until then, so that no store that is there is reported unavailable at the start.
     let known = async {
@@ -247,9 +249,9 @@ fn check_doors(settings: &Settings) -> anyhow::Result<AdminGuard> {
     Ok(settings.admin_port.load("--admin", &settings.admin, tls, &settings.network)?)
 }
 
-async fn upkeep(recorder: PrometheusHandle) {
+async fn upkeep(recorder: PrometheusHandle, ticks: Ticks) {
     loop {
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        ticks.sleep(Duration::from_secs(5)).await;
         recorder.run_upkeep();
     }
 }

@@ -155,10 +155,10 @@ impl Logs {
 
     /// When the loop must look at the logs again.
     #[must_use]
-    pub fn next_timer(&self, now: Instant) -> Option<Instant> {
+    pub fn next_timer(&self, core: &Core) -> Option<Instant> {
         match self {
             Self::Memory(_) => None,
-            Self::OnDisk(logs) => logs.next_timer(now),
+            Self::OnDisk(logs) => logs.next_timer(core),
         }
     }
 

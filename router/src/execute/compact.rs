@@ -230,7 +230,7 @@ impl Compactor {
     /// Runs for ever: compacts stores that are back and owe a compaction.
     pub async fn settle_owed(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.stores.ticks().sleep(Duration::from_secs(1)).await;
             for store in self.stores.up() {
                 let Some(revision) = self.lock_owed().of(store.index) else { continue };
                 let request = kindred_proto::etcdserverpb::CompactionRequest {

@@ -43,8 +43,8 @@ struct Task {
 pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
     // The session that made the feed asks for its revision at once; so one question answers both.
     tokio::task::yield_now().await;
+    let mut tick = tokio::time::interval_at(feeds.stores.ticks().next(), TICK);
     let mut task = Task::new(feeds, feed.clone());
-    let mut tick = tokio::time::interval(TICK);
     task.step(Event::Begin);
     // The source to poll first; it rotates.
     let mut first = 0;

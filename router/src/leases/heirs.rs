@@ -48,7 +48,7 @@ pub async fn follow(homes: Arc<LeaseRouter>, store: Arc<Store>) {
             }
         };
         tokio::select! {
-            () = tokio::time::sleep(again) => {}
+            () = homes.stores.ticks().sleep(again) => {}
             // The sender lives as long as the router.
             Ok(()) = states.changed() => {}
         }

@@ -14,7 +14,7 @@ use kindred_transport::connect::{ConnectError, RouterChannel as Channel};
 use kindred_transport::{Connector, Endpoint};
 use kindred_wire::error::EtcdError;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Response, Status, Streaming};
@@ -272,9 +272,11 @@ impl MetaClient {
     /// `server/storage/mvcc/watchable_store.go`), so a member in which nothing happens would be taken for dead. The revision
     /// of a list is never in the future.
     ///
+    /// The first sign of life is asked for at `signs_from`.
+    ///
     /// # Errors
     /// When it cannot be asked.
-    pub async fn watch(&self, from: i64) -> Result<Watch, MetaError> {
+    pub async fn watch(&self, from: i64, signs_from: Instant) -> Result<Watch, MetaError> {
         let create = pb::WatchCreateRequest {
             key: PREFIX.into(),
             range_end: behind_prefix(),
@@ -297,10 +299,13 @@ impl MetaClient {
             self.members.leave(member);
             watch_failed(&status)
         })?;
-        let often = if self.members.is_one() { SIGN_OF_ONE } else { SIGN };
-        let mut signs = tokio::time::interval(often);
         // A router that was held up itself blames nobody.
-        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (often, missed) = match self.members.is_one() {
+            true => (SIGN_OF_ONE, MissedTickBehavior::Skip),
+            false => (SIGN, MissedTickBehavior::Delay),
+        };
+        let mut signs = tokio::time::interval_at(signs_from, often);
+        signs.set_missed_tick_behavior(missed);
         let members = self.members.clone();
         Ok(Watch { requests, answers: answers.into_inner(), members, member, moved, signs, asked: 0 })
     }

@@ -9,15 +9,16 @@ use kindred_partition_config::ids::Revision;
 use super::client::{Expect, Write};
 use super::{COMPACTION, Meta, MetaError};
 use crate::execute::compact::Compactor;
+use crate::ticks::Ticks;
 
 /// How often meta is checked.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Runs for ever.
-pub async fn run(compactor: &Compactor, meta: &Meta) {
+pub async fn run(compactor: &Compactor, meta: &Meta, ticks: Ticks) {
     let mut settled = 0;
     loop {
-        tokio::time::sleep(EVERY).await;
+        ticks.sleep(EVERY).await;
         let recorded = {
             let entries = meta.entries.borrow();
             entries.text(COMPACTION).and_then(|text| text.parse::<i64>().ok()).unwrap_or(0)

@@ -56,7 +56,7 @@ impl Following for Live {
     }
 
     async fn watch(&self, from: i64) -> Result<Watch, MetaError> {
-        self.meta.client.watch(from).await
+        self.meta.client.watch(from, self.keeper.stores.ticks().next()).await
     }
 
     async fn next(&self, watch: &mut Watch) -> Result<pb::WatchResponse, MetaError> {
@@ -91,7 +91,7 @@ pub async fn run(keeper: Arc<StateKeeper>, compactor: Arc<Compactor>, meta: Arc<
         follow(&live),
         keep(&keeper.cluster, &meta),
         compact(&meta),
-        compactions::run(&compactor, &meta)
+        compactions::run(&compactor, &meta, keeper.stores.ticks())
     );
 }
 

@@ -40,7 +40,7 @@ impl Observed {
     /// Observes for ever.
     pub async fn run(self: Arc<Self>, meta: Option<Arc<Meta>>) {
         for turn in 0_u64.. {
-            tokio::time::sleep(EVERY).await;
+            self.stores.ticks().sleep(EVERY).await;
             if !self.look().await {
                 continue;
             }

@@ -217,7 +217,7 @@ pub(super) async fn watch(mover: Arc<Mover>, meta: Arc<Meta>) {
     let cluster = &mover.keeper.cluster;
     let mut before: Vec<String> = Vec::new();
     loop {
-        tokio::time::sleep(LOOK).await;
+        mover.keeper.stores.ticks().sleep(LOOK).await;
         let heard = ask(&mover, &cluster.state()).await;
         let records = records(&meta.entries().borrow());
         let moves: Vec<_> = records.values().map(|(record, _)| record).collect();

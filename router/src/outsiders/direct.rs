@@ -31,6 +31,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// Sees the changes of an etcd whenever it is being adopted, for ever.
 pub async fn follow(keeper: Arc<StateKeeper>, store: Arc<Store>) {
+    let ticks = keeper.stores.ticks();
     let adopting = || {
         let state = keeper.cluster.state();
         state.stores.get(store.index.0).is_some_and(|known| known.adopting).then(|| state.etcd_prefix.clone())
@@ -40,7 +41,7 @@ pub async fn follow(keeper: Arc<StateKeeper>, store: Arc<Store>) {
             store.state().wait_up().await;
             let watched = async {
                 while adopting().is_some() {
-                    tokio::time::sleep(LOOK).await;
+                    ticks.sleep(LOOK).await;
                 }
             };
             tokio::select! {
@@ -53,7 +54,7 @@ pub async fn follow(keeper: Arc<StateKeeper>, store: Arc<Store>) {
             }
             store.writes().end();
         }
-        tokio::time::sleep(LOOK).await;
+        ticks.sleep(LOOK).await;
     }
 }
 

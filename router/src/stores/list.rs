@@ -15,6 +15,7 @@ use super::clocks::Clocks;
 use super::modes::Modes;
 use super::releases::PinNames;
 use super::{Linking, Store, StoreSpec};
+use crate::ticks::Ticks;
 
 /// The most stores that a router can ever know, removed ones included: twice the number of slots (R1).
 pub const STORES_MAX: usize = 2048;
@@ -58,6 +59,7 @@ struct Inner {
     clocks: Arc<Clocks>,
     modes: watch::Sender<Arc<Modes>>,
     pins: PinNames,
+    ticks: Ticks,
     /// Held while a store is appended; never across an await.
     appending: Mutex<()>,
 }
@@ -78,8 +80,8 @@ impl Stores {
         let places = (0..STORES_MAX).map(|_| OnceLock::new()).collect();
         let default = AtomicUsize::new(default.0);
         let (filled, appending) = (AtomicUsize::new(0), Mutex::new(()));
-        let (modes, pins) = (watch::Sender::default(), PinNames::default());
-        let inner = Inner { places, filled, default, linking, clocks, modes, pins, appending };
+        let (modes, pins, ticks) = (watch::Sender::default(), PinNames::default(), Ticks::start());
+        let inner = Inner { places, filled, default, linking, clocks, modes, pins, ticks, appending };
         Self { inner: Arc::new(inner) }
     }
 
@@ -132,6 +134,12 @@ impl Stores {
     #[must_use]
     pub fn clocks(&self) -> &Arc<Clocks> {
         &self.inner.clocks
+    }
+
+    /// When the router does what it does every few seconds.
+    #[must_use]
+    pub fn ticks(&self) -> Ticks {
+        self.inner.ticks
     }
 
     /// Makes ids for pins.

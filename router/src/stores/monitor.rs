@@ -79,7 +79,7 @@ pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
         if up {
             backoff = BACKOFF_MIN;
             tokio::select! {
-                () = tokio::time::sleep(PERIOD) => {}
+                () = keeper.stores.ticks().sleep(PERIOD) => {}
                 // The sender lives as long as the router.
                 Ok(()) = modes.changed() => {}
                 // A short pause: all calls of one broken connection ask for a handshake.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::Traffic;
 use super::kinds::KindTraffic;
+use crate::ticks::Ticks;
 
 /// The length of a step.
 pub const STEP: Duration = Duration::from_secs(10);
@@ -107,9 +108,9 @@ impl Samples {
 }
 
 /// Ends a step every [`STEP`].
-pub async fn run(traffic: Arc<Traffic>) {
+pub async fn run(traffic: Arc<Traffic>, ticks: Ticks) {
     loop {
-        tokio::time::sleep(STEP).await;
+        ticks.sleep(STEP).await;
         traffic.samples.step(SystemTime::now(), &traffic.kinds.all());
     }
 }

@@ -29,8 +29,10 @@ use crate::{
 
 /// Versions freed in one slice.
 const GC_SLICE: usize = 256;
-/// Interval of the search for resources of vanished clients.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the search for resources of vanished clients, about a second: a turn that comes anyway does it after the
+/// first of these, so that an idle shard, of which a router asks something each second, does not wake for it alone.
+const SWEEP_AFTER: Duration = Duration::from_millis(950);
+const SWEEP_BY: Duration = Duration::from_millis(1_200);
 
 /// The engine, its logs, and what waits.
 pub(super) struct Machine {
@@ -46,7 +48,7 @@ pub(super) struct Machine {
     refusing: Refusing,
     progress_interval: Duration,
     progress_at: Instant,
-    sweep_at: Instant,
+    swept: Instant,
     /// Whether more leases have expired than the last slice ended.
     expiring: bool,
     pub(super) metrics: LoopMetrics,
@@ -102,7 +104,7 @@ impl Machine {
             refusing: Refusing::default(),
             progress_interval,
             progress_at: now + progress_interval,
-            sweep_at: now + SWEEP_INTERVAL,
+            swept: now,
             expiring: false,
             metrics,
         }
@@ -430,7 +432,9 @@ impl Machine {
         self.expiring = self.may_expire() && self.core.lease_expire();
         self.core.compact_due();
         self.core.gc(GC_SLICE);
-        if now >= self.progress_at {
+        let sweeps = now >= self.swept + SWEEP_AFTER;
+        // A promise that is due before the next sweep is made with this one, so that the loop does not wake for it.
+        if now >= self.progress_at || (sweeps && now + SWEEP_AFTER > self.progress_at) {
             self.progress_at = now + self.progress_interval;
             // The changes of this batch are published first, so that the promise may cover them.
             self.hand_over();
@@ -439,8 +443,8 @@ impl Machine {
                 self.core.engine.progress_tick(self.core.clock.wall());
             }
         }
-        if now >= self.sweep_at {
-            self.sweep_at = now + SWEEP_INTERVAL;
+        if sweeps {
+            self.swept = now;
             self.core.sweep();
             self.core.note_written(now);
             let (reads, streams) = self.core.open_counts();
@@ -471,8 +475,8 @@ impl Machine {
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
         let beat = self.shipping.next_beat().map(|at| self.began + at);
-        let timers = [self.logs.next_timer(now), self.pending.next_timer(), lease, compaction, beat];
-        timers.into_iter().flatten().fold(self.progress_at.min(self.sweep_at), Instant::min)
+        let timers = [self.logs.next_timer(&self.core), self.pending.next_timer(), lease, compaction, beat];
+        timers.into_iter().flatten().fold(self.progress_at.min(self.swept + SWEEP_BY), Instant::min)
     }
 
     /// Refuses the writes that wait for the ceiling: the shard ends.
@@ -501,3 +505,6 @@ fn refuse(request: Request) {
         answer.send(Err(KvError::DiskWait));
     }
 }
+
+#[cfg(test)]
+mod tests;

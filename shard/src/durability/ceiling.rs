@@ -28,16 +28,24 @@ const ABOVE_LAST: Duration = Duration::from_millis(10);
 const AHEAD_MAX: Duration = Duration::from_secs(60);
 /// The time after which a failed write is retried.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long after half of the distance is used up an idle loop looks at the ceiling: behind the second second, in which a
+/// router has asked something of the shard.
+const LOOK_LATE: Duration = Duration::from_millis(600);
 
 fn micros(of: Duration) -> i64 {
     i64::try_from(of.as_micros()).unwrap_or(i64::MAX >> SLOT_BITS)
+}
+
+/// The distance of the next ceiling from the present, in microseconds, when the last write took so long.
+fn ahead(took: Duration) -> i64 {
+    micros((AHEAD + 2 * took).min(AHEAD_MAX))
 }
 
 /// The next ceiling, if it is time for one: when half of the distance is used up. `took` is the duration of the last
 /// write.
 #[must_use]
 pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration) -> Option<Revision> {
-    let ahead = micros((AHEAD + 2 * took).min(AHEAD_MAX));
+    let ahead = ahead(took);
     let most = i64::MAX >> SLOT_BITS;
     let now = i64::try_from(now.0).unwrap_or(most).min(most - ahead);
     let last = last.get() >> SLOT_BITS;
@@ -46,6 +54,20 @@ pub fn wanted(now: WallMicros, last: Revision, ceiling: Revision, took: Duration
         || (ceiling.get() >> SLOT_BITS).saturating_sub(last) < micros(ABOVE_LAST) / 2;
     let next = Revision(next << SLOT_BITS);
     (used && next > ceiling).then_some(next)
+}
+
+/// How long a loop that nothing else wakes may leave the ceiling alone. A turn that comes anyway raises it from half of the
+/// distance on, so an idle loop has other turns do it and wakes seldom for this alone.
+#[must_use]
+pub fn look_in(now: WallMicros, ceiling: Revision, took: Duration) -> Duration {
+    let now = i64::try_from(now.0).unwrap_or(i64::MAX);
+    let left = (ceiling.get() >> SLOT_BITS).saturating_sub(now);
+    let idle = left.saturating_sub(ahead(took) / 2 - micros(LOOK_LATE));
+    match u64::try_from(idle) {
+        Ok(idle @ 1..) => Duration::from_micros(idle).min(AHEAD_MAX),
+        // It is being raised, which wakes the loop, or its job has failed.
+        _ => LOOK_LATE,
+    }
 }
 
 /// The ceiling that a start stores before anything is assigned. It is above the one in force, of which a higher

@@ -98,6 +98,8 @@ pub struct Checkpoints {
     damaged: bool,
     last: Option<CheckpointStatus>,
     log_bytes: [u64; 2],
+    /// Whether the logs' files are as they were measured.
+    measured: bool,
 }
 
 impl std::fmt::Debug for Checkpoints {
@@ -126,10 +128,16 @@ impl Checkpoints {
         self.log_bytes[usize::from(kind == LogKind::Buffered)]
     }
 
-    /// Measures the logs; `written` is the number of bytes written since the start.
+    /// Measures the logs; `written` is the number of bytes written since the start. Only a log that is written and a
+    /// checkpoint change their files, so those of an idle shard are not listed.
     pub fn measure(&mut self, disk: &dyn Disk, layout: &Layout, written: u64) {
+        let changed = self.written != written || self.running.is_some();
         self.written = written;
         self.due = self.base + written.saturating_sub(self.written_at) >= self.every_bytes;
+        if self.measured && !changed {
+            return;
+        }
+        self.measured = true;
         for kind in LogKind::ALL {
             // If the directory cannot be listed, the log itself reports it.
             if let Ok(segments) = segments(disk, &layout.log(kind), kind) {
@@ -269,7 +277,7 @@ impl Checkpoints {
 
     fn done(&mut self, running: Running, checkpoint: &Checkpoint, logs: &mut DiskLogs, core: &mut Core) {
         let took = core.clock.now().duration_since(running.began);
-        self.damaged = false;
+        (self.damaged, self.measured) = (false, false);
         if !logs.reserve.is_released() {
             self.full_at = None;
         }
@@ -289,7 +297,7 @@ impl Checkpoints {
 
     fn failed(&mut self, now: Instant, waiters: Vec<CheckpointWaiter>, error: &dyn std::fmt::Display) {
         tracing::warn!(%error, "no checkpoint; the logs are kept, and it is tried again");
-        self.again_at = Some(now + AGAIN);
+        (self.again_at, self.measured) = (Some(now + AGAIN), false);
         let text = error.to_string();
         waiters.into_iter().for_each(|waiter| drop(waiter.send(Err(text.clone()))));
     }

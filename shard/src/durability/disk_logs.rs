@@ -45,8 +45,8 @@ const UNKEPT_MAX: Duration = Duration::from_secs(5);
 /// Approximate keys and bytes of one batch of these.
 const UNKEPT_KEYS: usize = 1024;
 const UNKEPT_BYTES: usize = 1 << 20;
-/// The longest interval between two looks at the ceiling.
-const CEILING_INTERVAL: Duration = Duration::from_millis(500);
+/// The interval of looks at a released reserve, which is restored by a job that tells nobody.
+const RESERVE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// State that a log's thread reports to the loop.
 #[derive(Debug, Default)]
@@ -405,9 +405,14 @@ impl DiskLogs {
         self.checkpoints.has_work()
     }
 
-    pub(super) fn next_timer(&self, now: Instant) -> Option<Instant> {
-        let ceiling = (!self.dense).then(|| now + CEILING_INTERVAL);
-        [ceiling, self.checkpoints.next_timer()].into_iter().flatten().min()
+    pub(super) fn next_timer(&self, core: &Core) -> Option<Instant> {
+        let now = core.clock.now();
+        // A standby follows its primary's ceiling, and hears of each.
+        let ceiling = (!self.dense && core.replica.is_none()).then(|| {
+            now + ceiling::look_in(core.clock.wall(), self.ceiling.ceiling(), self.ceiling.last_took())
+        });
+        let reserve = self.reserve.is_released().then(|| now + RESERVE_INTERVAL);
+        [ceiling, reserve, self.checkpoints.next_timer()].into_iter().flatten().min()
     }
 
     pub(super) fn report(&mut self, core: &Core) -> DurabilityStatus {

@@ -7,23 +7,38 @@
 
 use std::{sync::Once, thread, time::Duration};
 
-/// Well below the second after which the allocator acts in any thread.
-const EVERY: Duration = Duration::from_millis(400);
+use crate::clock::process_cpu;
+
+/// The pause of a process that works, well below the second after which the allocator acts in any thread.
+const BUSY: Duration = Duration::from_millis(400);
+/// The pause of a process that does next to nothing. What is freed as it begins to work is returned within this second.
+const IDLE: Duration = Duration::from_secs(1);
+/// The share of a processor above which a process works, in parts of a hundred.
+const BUSY_PERCENT: u32 = 2;
 
 /// Starts the thread, once per process; it runs until the process ends.
 pub fn aside() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         let thread = thread::Builder::new().name("memory".to_owned()).spawn(|| {
+            let (mut last, mut every) = (process_cpu(), BUSY);
             loop {
-                thread::park_timeout(EVERY);
+                thread::park_timeout(every);
                 give_back();
+                let now = process_cpu();
+                every = pause(now.saturating_sub(last), every);
+                last = now;
             }
         });
         if let Err(error) = thread {
             tracing::debug!(%error, "no thread gives memory back: others do");
         }
     });
+}
+
+/// The next pause of a process that used so much of a processor in the last one.
+fn pause(used: Duration, last: Duration) -> Duration {
+    if used * 100 > last * BUSY_PERCENT { BUSY } else { IDLE }
 }
 
 #[expect(unsafe_code, reason = "the allocator's own call, which has no arguments that could be wrong")]
@@ -35,6 +50,15 @@ fn give_back() {
 
 #[cfg(test)]
 mod tests {
+    use super::{BUSY, Duration, IDLE, pause};
+
+    #[test]
+    fn a_process_that_does_nothing_is_woken_once_a_second() {
+        let used = Duration::from_millis;
+        assert_eq!([pause(used(8), BUSY), pause(used(9), BUSY)], [IDLE, BUSY]);
+        assert_eq!([pause(used(20), IDLE), pause(used(21), IDLE)], [IDLE, BUSY]);
+    }
+
     #[global_allocator]
     static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -39,6 +39,32 @@ fn r2_the_ceiling_is_raised_when_half_of_it_is_used() {
     assert_eq!(wanted(WallMicros(u64::MAX), Revision(i64::MAX), Revision(i64::MAX), soon), None);
 }
 
+#[test]
+fn an_idle_loop_looks_at_the_ceiling_before_a_third_of_it_is_left() {
+    let look = |left: u64, took_millis: u64| {
+        let took = Duration::from_millis(took_millis);
+        look_in(WallMicros(T0), at(T0 + left), took).as_millis()
+    };
+    assert_eq!([look(3_000_000, 0), look(1_500_000, 0), look(900_001, 0)], [2_100, 600, 0]);
+    assert_eq!(look(3_004_000, 2), 2_102, "as far as a slower disk has it raised");
+    // Asked for already, and far behind a wall clock that was set: never in a loop without a pause.
+    assert_eq!([look(900_000, 0), look(0, 0)], [600, 600]);
+    assert_eq!(look_in(WallMicros(u64::MAX), Revision::ZERO, Duration::ZERO), LOOK_LATE);
+    // No clock is confirmed yet.
+    assert_eq!(look_in(WallMicros(0), Revision(i64::MAX), Duration::ZERO), AHEAD_MAX);
+}
+
+proptest! {
+    /// Whenever the loop looks because of this, the ceiling is raised.
+    #[test]
+    fn r2_a_look_at_the_ceiling_is_not_in_vain(left in 0..100_000_000_u64, took_micros in 0..80_000_000_u64) {
+        let (took, ceiling) = (Duration::from_micros(took_micros), at(T0 + left));
+        let then = WallMicros(T0 + look_in(WallMicros(T0), ceiling, took).as_micros() as u64);
+        let early = look_in(WallMicros(T0), ceiling, took) == AHEAD_MAX;
+        prop_assert!(early || wanted(then, at(T0), ceiling, took).is_some());
+    }
+}
+
 #[tokio::test]
 async fn the_keeper_raises_in_the_background_and_lowers_at_a_clean_stop() {
     let directory = tempfile::tempdir().unwrap();
