@@ -228,11 +228,13 @@ async fn watches(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What of a stream's watches the writes wake: the first of each.
-const WATCHED: [(&str, fn(usize) -> anyhow::Result<watching::Watched>); 2] = [
-    ("event at one of as many keys", |at| Ok((load::key(at), bytes::Bytes::new()))),
-    ("event in one of as many ranges", |at| watching::prefix(&String::from_utf8_lossy(&load::key(at)))),
-];
+/// Watches of a key each, which the store serves one by one, and the same as ranges, which read the feed of their Kind.
+const WATCHED: [&str; 2] = ["event at one of as many keys", "event in one of as many ranges"];
+
+fn watched(as_range: bool, at: usize) -> anyhow::Result<watching::Watched> {
+    let key = load::key(at);
+    if as_range { watching::prefix(&String::from_utf8_lossy(&key)) } else { Ok((key, bytes::Bytes::new())) }
+}
 
 /// All writes go to one key, so of the watches on the one stream one wakes.
 #[allow(clippy::print_stdout, reason = "the result of the program")]
@@ -242,8 +244,9 @@ async fn wakes(options: &Options) -> anyhow::Result<()> {
     let mut samples: Samples = vec![vec![Vec::new(); options.watches.len()]; WATCHED.len()];
     for round in 0..options.rounds {
         for level in turns(options.watches.len(), round) {
-            for ((_, watched), samples) in WATCHED.iter().zip(&mut samples) {
-                let stream = (0..options.watches[level]).map(watched).collect::<Result<_, _>>()?;
+            for (as_range, samples) in [false, true].into_iter().zip(&mut samples) {
+                let stream = (0..options.watches[level]).map(|at| watched(as_range, at));
+                let stream = stream.collect::<Result<_, _>>()?;
                 let watching = watching::start(&server.endpoint, vec![stream], None).await?;
                 let sample =
                     measure::ops(&server, &target, Kind::Put, options.ops, Some(WAKES_PER_SECOND)).await?;
@@ -256,7 +259,7 @@ async fn wakes(options: &Options) -> anyhow::Result<()> {
     println!(
         "Watches on one stream, of which one wakes: {WAKES_PER_SECOND} puts a second to one key; an operation is a put and its event.\n"
     );
-    print_loads("watches", &options.watches, WATCHED.iter().map(|(name, _)| *name).zip(&samples));
+    print_loads("watches", &options.watches, WATCHED.into_iter().zip(&samples));
     Ok(())
 }
 
