@@ -1,4 +1,4 @@
-//! Encodes answers as protobuf by hand around [`Version::encoded`], so that a value is encoded only once.
+//! Encodes answers as protobuf by hand around [`Version::encoded`], so that a value is copied only once.
 //!
 //! The layouts are those of `etcdserverpb`; the tests compare each with prost's encoding of the same message.
 
@@ -6,14 +6,12 @@ use bytes::Bytes;
 use kindred_engine::{
     engine::{Event, WatchId, WatchOut},
     ops::{Contents, OpAnswer, RangeAnswer, TxnAnswer},
-    version::Version,
+    version::{Encoded, Version},
 };
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_wire::{
-    kv::{
-        self, EventType, KeyValueRef, Pieces, ResponseOp, StoredEvent, WatchHead, encode_key_value, part_len,
-    },
+    kv::{self, EventType, KeyValueRef, ResponseOp, StoredEvent, WatchHead, encode_key_value, part_len},
     peek as wire,
     refusal::KindredError,
 };
@@ -92,16 +90,16 @@ fn without_value(version: &Version, lease: i64) -> Vec<u8> {
 fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], contents: Contents) {
     for kv in kvs {
         match contents {
-            Contents::Whole => kv::put_range_kv(out, kv.encoded()),
-            Contents::WithoutValue => kv::put_range_kv(out, &without_value(kv, kv.lease())),
-            Contents::Index => kv::put_range_kv(out, &without_value(kv, 0)),
+            Contents::Whole => kv::put_range_kv(out, &kv.encoded()),
+            Contents::WithoutValue => kv::put_range_kv(out, &without_value(kv, kv.lease())[..]),
+            Contents::Index => kv::put_range_kv(out, &without_value(kv, 0)[..]),
         }
     }
 }
 
 fn kvs_len(kvs: &[Version], contents: Contents) -> usize {
     let one = |kv: &Version| match contents {
-        Contents::Whole => Pieces(kv.encoded()).part_len(),
+        Contents::Whole => part_len(&kv.encoded()),
         Contents::WithoutValue | Contents::Index => kv.key().len() + 56,
     };
     kvs.iter().map(one).sum()
@@ -145,7 +143,7 @@ pub fn range_chunk(
         ids.put_header(&mut inner, header);
     }
     put_range(&mut inner, kvs, contents, tail);
-    let mut out = Vec::with_capacity(part_len(&inner));
+    let mut out = Vec::with_capacity(part_len(&inner[..]));
     kv::put_range_stream(&mut out, &inner);
     out.into()
 }
@@ -169,14 +167,14 @@ pub fn put_answer(out: &mut Vec<u8>, ids: &ServerIds, answer: &OpAnswer) {
         OpAnswer::Put { header, prev } => {
             ids.put_header(out, *header);
             if let Some(prev) = prev {
-                kv::put_put_prev_kv(out, prev.encoded());
+                kv::put_put_prev_kv(out, &prev.encoded());
             }
         }
         OpAnswer::Delete { header, deleted, prev } => {
             ids.put_header(out, *header);
             kv::put_deleted(out, signed(*deleted));
             for prev in prev {
-                kv::put_deleted_prev_kv(out, prev.encoded());
+                kv::put_deleted_prev_kv(out, &prev.encoded());
             }
         }
         OpAnswer::Txn(txn) => {
@@ -279,11 +277,11 @@ pub fn watch(ids: &ServerIds, item: &WatchOut, fragment_bytes: usize, mut send: 
 }
 
 /// An event, with its previous version if that is wanted.
-fn stored(event: &Event, prev_kv: bool) -> StoredEvent<'_> {
+fn stored(event: &Event, prev_kv: bool) -> StoredEvent<Encoded<'_>> {
     StoredEvent {
         event_type: if event.is_delete() { EventType::Delete } else { EventType::Put },
-        kv: Pieces(event.kv.encoded()),
-        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(|prev| Pieces(prev.encoded())),
+        kv: event.kv.encoded(),
+        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(Version::encoded),
     }
 }
 

@@ -90,9 +90,9 @@ impl<'a> EventRef<'a> {
         Ok(Self { event_type, kv: kv.unwrap_or_default(), prev_kv })
     }
 
-    fn stored(&self) -> StoredEvent<'a> {
+    fn stored(&self) -> StoredEvent<&'a [u8]> {
         let Self { event_type, kv, prev_kv } = *self;
-        StoredEvent { event_type, kv: kv.into(), prev_kv: prev_kv.map(Pieces::from) }
+        StoredEvent { event_type, kv, prev_kv }
     }
 
     #[must_use]
@@ -105,62 +105,63 @@ impl<'a> EventRef<'a> {
     }
 }
 
-/// Encoded bytes in two pieces, of which the second may be empty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pieces<'a>(pub [&'a [u8]; 2]);
+/// An encoded message that need not lie in one piece.
+pub trait Part {
+    /// The length of the message.
+    fn bytes(&self) -> usize;
 
-impl<'a> From<[&'a [u8]; 2]> for Pieces<'a> {
-    fn from(pieces: [&'a [u8]; 2]) -> Self {
-        Self(pieces)
+    /// Appends the message, which has [`Part::bytes`] bytes.
+    fn append_to(&self, out: &mut Vec<u8>);
+}
+
+impl Part for [u8] {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
     }
 }
 
-impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Pieces<'a> {
-    fn from(whole: &'a B) -> Self {
-        Self([whole.as_ref(), &[]])
+impl<P: Part + ?Sized> Part for &P {
+    fn bytes(&self) -> usize {
+        (**self).bytes()
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) {
+        (**self).append_to(out);
     }
 }
 
-impl Pieces<'_> {
-    fn len(self) -> usize {
-        self.0[0].len() + self.0[1].len()
-    }
-
-    /// The encoded length as a length-delimited field with a number below 16.
-    #[must_use]
-    pub fn part_len(self) -> usize {
-        field_len(self.len())
-    }
-
-    fn put(self, out: &mut Vec<u8>, field: u32) {
-        put_len(out, field, self.len());
-        out.extend_from_slice(self.0[0]);
-        out.extend_from_slice(self.0[1]);
-    }
+/// Appends a message as a length-delimited field.
+fn put_part(out: &mut Vec<u8>, field: u32, part: &(impl Part + ?Sized)) {
+    put_len(out, field, part.bytes());
+    part.append_to(out);
 }
 
 /// An `mvccpb.Event` to encode, with encoded key-values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StoredEvent<'a> {
+pub struct StoredEvent<P> {
     pub event_type: EventType,
     /// The encoded key-value after the event; for a delete only its key and mod_revision are set.
-    pub kv: Pieces<'a>,
+    pub kv: P,
     /// The encoded key-value before the event, if it was requested and is known.
-    pub prev_kv: Option<Pieces<'a>>,
+    pub prev_kv: Option<P>,
 }
 
-impl StoredEvent<'_> {
+impl<P: Part> StoredEvent<P> {
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         let kind = if self.event_type == EventType::Delete { 2 } else { 0 };
-        kind + self.kv.part_len() + self.prev_kv.map_or(0, Pieces::part_len)
+        kind + part_len(&self.kv) + self.prev_kv.as_ref().map_or(0, part_len)
     }
 
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         non_zero(out, 1, u64::from(self.event_type == EventType::Delete));
-        self.kv.put(out, 2);
-        if let Some(prev_kv) = self.prev_kv {
-            prev_kv.put(out, 3);
+        put_part(out, 2, &self.kv);
+        if let Some(prev_kv) = &self.prev_kv {
+            put_part(out, 3, prev_kv);
         }
     }
 }
@@ -186,8 +187,8 @@ impl ResponseHeader {
 }
 
 /// Appends an encoded key-value to a `RangeResponse` (after the header).
-pub fn put_range_kv<'a>(response: &mut Vec<u8>, kv: impl Into<Pieces<'a>>) {
-    kv.into().put(response, 2);
+pub fn put_range_kv(response: &mut Vec<u8>, kv: &(impl Part + ?Sized)) {
+    put_part(response, 2, kv);
 }
 
 /// Completes a `RangeResponse` with `more` and `count`.
@@ -202,8 +203,8 @@ pub fn put_range_stream(message: &mut Vec<u8>, response: &[u8]) {
 }
 
 /// Appends the encoded key-value before the put to a `PutResponse` (after the header).
-pub fn put_put_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
-    prev_kv.into().put(response, 2);
+pub fn put_put_prev_kv(response: &mut Vec<u8>, prev_kv: &(impl Part + ?Sized)) {
+    put_part(response, 2, prev_kv);
 }
 
 /// Appends the number of deleted keys to a `DeleteRangeResponse` (after the header).
@@ -212,8 +213,8 @@ pub fn put_deleted(response: &mut Vec<u8>, deleted: i64) {
 }
 
 /// Appends an encoded deleted key-value to a `DeleteRangeResponse` (after `deleted`).
-pub fn put_deleted_prev_kv<'a>(response: &mut Vec<u8>, prev_kv: impl Into<Pieces<'a>>) {
-    prev_kv.into().put(response, 3);
+pub fn put_deleted_prev_kv(response: &mut Vec<u8>, prev_kv: &(impl Part + ?Sized)) {
+    put_part(response, 3, prev_kv);
 }
 
 /// Appends to a `TxnResponse` which branch ran (after the header).
@@ -274,8 +275,8 @@ pub fn put_watch_event(response: &mut Vec<u8>, event: &[u8]) {
 
 /// The encoded length of `part` as a length-delimited field with a number below 16.
 #[must_use]
-pub fn part_len(part: &[u8]) -> usize {
-    field_len(part.len())
+pub fn part_len(part: &(impl Part + ?Sized)) -> usize {
+    field_len(part.bytes())
 }
 
 fn field_len(bytes: usize) -> usize {

@@ -243,8 +243,21 @@ fn visited(txn: &[u8]) -> Result<Vec<String>, peek::WireError> {
     Ok(parts)
 }
 
-fn pieces(bytes: &[u8], cut: usize) -> kv::Pieces<'_> {
-    kv::Pieces(bytes.split_at(cut % (bytes.len() + 1)).into())
+/// A message in two pieces.
+struct Cut<'a>([&'a [u8]; 2]);
+
+impl kv::Part for Cut<'_> {
+    fn bytes(&self) -> usize {
+        self.0.concat().len()
+    }
+
+    fn append_to(&self, out: &mut Vec<u8>) {
+        self.0.iter().for_each(|piece| out.extend_from_slice(piece));
+    }
+}
+
+fn pieces(bytes: &[u8], cut: usize) -> Cut<'_> {
+    Cut(bytes.split_at(cut % (bytes.len() + 1)).into())
 }
 
 proptest! {
@@ -359,7 +372,7 @@ proptest! {
         let by_hand = peeked_header(Some(&header)).unwrap();
         let mut out = Vec::new();
         by_hand.put(&mut out);
-        range.kvs.iter().for_each(|kv| kv::put_range_kv(&mut out, &kv.encode_to_vec()));
+        range.kvs.iter().for_each(|kv| kv::put_range_kv(&mut out, &kv.encode_to_vec()[..]));
         kv::put_range_end(&mut out, range.more, range.count);
         prop_assert_eq!(&out, &range.encode_to_vec());
 

@@ -2,6 +2,7 @@
 //! Versions that etcd would have deleted by then are left out, whether or not they are freed here.
 
 use kindred_partition_config::ids::Revision;
+use kindred_wire::kv::Part;
 
 use crate::{object::Object, space::Space, version::Version};
 
@@ -19,12 +20,13 @@ pub(crate) fn hash_kv(space: &Space, floor: Revision, at: Revision) -> u32 {
     // Changes of one revision at several stores may have met here.
     versions.sort_unstable_by(|(a, _), (b, _)| a.order().cmp(&b.order()).then_with(|| a.key().cmp(b.key())));
     let mut crc = crc32c::crc32c(b"key");
+    let mut value = Vec::new();
     for (version, kept) in versions {
         if kept || !keeps_any {
             crc = crc32c::crc32c_append(crc, &storage_key(version));
-            for piece in storage_value(version).encoded() {
-                crc = crc32c::crc32c_append(crc, piece);
-            }
+            value.clear();
+            storage_value(version).encoded().append_to(&mut value);
+            crc = crc32c::crc32c_append(crc, &value);
         }
     }
     crc

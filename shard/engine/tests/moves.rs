@@ -40,7 +40,7 @@ fn track(source: &mut Engine, by: &UnitMove) {
 
 /// The version as it arrives over the network.
 fn encoded(version: &Version, sub: u32) -> Version {
-    Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
+    Version::from_wire(&version.encoded().to_vec(), version.is_tombstone(), sub).expect("an encoded version")
 }
 
 fn copy(source: &Engine, target: &mut Engine, by: &UnitMove) {

@@ -160,7 +160,7 @@ pub fn copied(
 
 fn copied_version(version: &Version) -> pb::CopiedVersion {
     pb::CopiedVersion {
-        kv: version.encoded().concat().into(),
+        kv: version.encoded().to_vec().into(),
         deletion: version.is_tombstone(),
         sub: version.sub(),
     }

@@ -201,7 +201,7 @@ pub(super) fn batch(records: &[Logged]) -> Batch {
 pub(crate) fn room(logged: &Logged) -> usize {
     const BESIDES: usize = 32;
     match logged {
-        Logged::Version(version) => BESIDES + version.encoded().iter().map(|part| part.len()).sum::<usize>(),
+        Logged::Version(version) => BESIDES + version.encoded_len(),
         _ => BESIDES,
     }
 }

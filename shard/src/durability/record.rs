@@ -1,6 +1,6 @@
 //! Converts the engine's log records to records of the log and back.
 //!
-//! A version is written as it is answered, so it is encoded once. Leases, units and modes are rare and small: they are
+//! A version is written as it is answered. Leases, units and modes are rare and small: they are
 //! JSON, whose names are persisted and **must never change their meaning**; `tests` compares them with fixed texts.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ use kindred_partition_config::{
     key::{Key, KeyRange},
     unit::Unit,
 };
-use kindred_wal::{Batch, Record, Records, VersionRecord};
+use kindred_wal::{Batch, Record, Records, VersionHead, VersionRecord};
+use kindred_wire::kv::Part;
 use serde::{Deserialize, Serialize};
 
 /// A record with a correct checksum that this version does not understand.
@@ -340,14 +341,10 @@ pub fn units_of(content: &[u8]) -> Result<UnitTable, RecordError> {
 // ---- versions, by themselves and in imports
 
 pub fn push_version(batch: &mut Batch, version: &Version) {
-    let [key_value, rest] = version.encoded();
-    let record = VersionRecord {
-        revision: version.mod_revision(),
-        sub: version.sub(),
-        deletion: version.is_tombstone(),
-        key_value,
-    };
-    batch.push_version(&record, rest);
+    let encoded = version.encoded();
+    let (revision, sub) = version.order();
+    let head = VersionHead { revision, sub, deletion: version.is_tombstone() };
+    batch.push_version(head, encoded.bytes(), |out| encoded.append_to(out));
 }
 
 /// Decodes a record of a version.
@@ -473,12 +470,15 @@ mod tests {
         let value = "v".repeat(1100);
         let put = [b"\x0a\x01k\x10\xac\x02\x18\xac\x02\x20\x01\x2a\xcc\x08", value.as_bytes()].concat();
         let put = Version::from_wire(&put, false, 0).unwrap();
-        assert!(put.encoded().iter().all(|piece| !piece.is_empty()), "it is cut");
+        assert!(put.value_pieces().iter().all(|piece| !piece.is_empty()), "it is cut");
         let mut batch = Batch::new();
         push_version(&mut batch, &put);
         let Some(Ok(Record::Version(record))) = batch.records().next() else { panic!("no version") };
         let back = version_of(&record).unwrap();
-        assert_eq!((back.encoded(), back.mod_revision()), (put.encoded(), put.mod_revision()));
+        assert_eq!(
+            (back.encoded().to_vec(), back.mod_revision()),
+            (put.encoded().to_vec(), put.mod_revision())
+        );
         let back = import_of(&import(&Imported { unit: 7, versions: vec![put.clone()] })).unwrap();
         assert_eq!(back.versions[0].value(), put.value());
     }
@@ -491,7 +491,10 @@ mod tests {
         let gone = Version::from_wire(b"\x0a\x01k\x18\xad\x02", true, 0).unwrap();
         let back = import_of(&import(&Imported { unit: 258, versions: vec![put.clone(), gone] })).unwrap();
         assert_eq!((back.unit, back.versions.len()), (258, 2));
-        assert_eq!((back.versions[0].encoded(), back.versions[0].sub()), (put.encoded(), 2));
+        assert_eq!(
+            (back.versions[0].encoded().to_vec(), back.versions[0].sub()),
+            (put.encoded().to_vec(), 2)
+        );
         assert!(back.versions[1].is_tombstone());
         assert!(import_of(b"\0\0\0").is_err() && import_of(b"\0\0\0\0\0\0\0\0\x01\x01\0").is_err());
     }

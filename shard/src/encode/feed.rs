@@ -1,7 +1,7 @@
 //! Encodes messages of a feed (`kindred.shard.v1.FeedResponse`) by hand around the stored bytes.
 
 use bytes::Bytes;
-use kindred_engine::{durability::Gap, engine::FeedOut};
+use kindred_engine::{durability::Gap, engine::FeedOut, version::Encoded};
 use kindred_partition_config::ids::Revision;
 use kindred_wire::kv::StoredEvent;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
@@ -23,10 +23,11 @@ const NUMBER_BYTES_MAX: usize = 11;
 
 #[must_use]
 pub fn response(out: &FeedOut) -> Bytes {
-    let events: Vec<(Revision, StoredEvent<'_>)> =
+    let events: Vec<(Revision, StoredEvent<Encoded<'_>>)> =
         out.events.iter().map(|event| (event.kv.mod_revision(), super::stored(event, true))).collect();
     // A tag and a length of at most five bytes each.
-    let room = |(_, event): &(Revision, StoredEvent<'_>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
+    let room =
+        |(_, event): &(Revision, StoredEvent<Encoded<'_>>)| event.encoded_len() + NUMBER_BYTES_MAX + 12;
     let mut bytes = Vec::with_capacity(4 * NUMBER_BYTES_MAX + events.iter().map(room).sum::<usize>());
     put_revision(&mut bytes, OPENED, out.opened);
     for (revision, event) in events {
@@ -50,7 +51,7 @@ fn put_gap(out: &mut Vec<u8>, gap: &Gap) {
     out.extend_from_slice(&bytes);
 }
 
-fn put_event(out: &mut Vec<u8>, revision: Revision, event: &StoredEvent<'_>) {
+fn put_event(out: &mut Vec<u8>, revision: Revision, event: &StoredEvent<Encoded<'_>>) {
     let event_bytes = event.encoded_len();
     let number_bytes = 1 + encoded_len_varint(revision.get().cast_unsigned());
     let part_bytes = 1 + encoded_len_varint(event_bytes as u64) + event_bytes;

@@ -83,7 +83,7 @@ impl Making for Writing {
         {
             match chunk.next() {
                 Some(version) => {
-                    kv::put_range_kv(&mut out, version.encoded());
+                    kv::put_range_kv(&mut out, &version.encoded());
                     self.keys -= 1;
                 }
                 None => drop(self.chunks.pop_front()),

@@ -101,7 +101,7 @@ pub use self::{
     log::{Log, Unwritten},
     number::{FileNumber, FrameSeq},
     options::LogOptions,
-    record::{Batch, GapRecord, Record, RecordDamage, Records, TooLarge, VersionRecord},
+    record::{Batch, GapRecord, Record, RecordDamage, Records, TooLarge, VersionHead, VersionRecord},
     recover::{Progress, Recovered, Recovery, Source, recover},
     scan::{Frame, LogEnd, Visit, Wanted, scan},
     segments::{Segment, removable, segments},

@@ -47,6 +47,18 @@ pub struct VersionRecord<'a> {
     pub key_value: &'a [u8],
 }
 
+/// The fields of a [`VersionRecord`] beside its key-value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VersionHead {
+    pub revision: Revision,
+    /// The position among the changes of that revision.
+    pub sub: u32,
+    pub deletion: bool,
+}
+
+/// Bytes of a version's record before the key-value: flags, position and revision.
+const VERSION_HEAD_BYTES: usize = 13;
+
 /// The gap (D, s) of a Kind, or of all Kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GapRecord<'a> {
@@ -132,7 +144,7 @@ impl<'a> Record<'a> {
 
 impl<'a> VersionRecord<'a> {
     fn decode(content: &'a [u8]) -> Option<Self> {
-        let (fixed, key_value) = content.split_at_checked(13)?;
+        let (fixed, key_value) = content.split_at_checked(VERSION_HEAD_BYTES)?;
         let flags = fixed[0];
         let sub = u32::from_le_bytes([fixed[1], fixed[2], fixed[3], fixed[4]]);
         let revision = Revision(get_u64(fixed, 5).cast_signed());
@@ -228,7 +240,10 @@ impl Batch {
     pub fn push(&mut self, record: &Record<'_>) {
         let id = record.id();
         match record {
-            Record::Version(version) => self.push_version(version, &[]),
+            Record::Version(VersionRecord { revision, sub, deletion, key_value }) => {
+                let head = VersionHead { revision: *revision, sub: *sub, deletion: *deletion };
+                self.push_version(head, key_value.len(), |out| out.extend_from_slice(key_value));
+            }
             Record::Promise(revision)
             | Record::Compaction(revision)
             | Record::Clean(revision)
@@ -247,15 +262,26 @@ impl Batch {
         }
     }
 
-    /// Adds a version whose key-value is stored in two parts: `version.key_value` and `rest`.
-    pub fn push_version(&mut self, version: &VersionRecord<'_>, rest: &[u8]) {
-        let flags = if version.deletion { VERSION_IS_DELETION } else { 0 };
-        let [sub, revision] = [&version.sub.to_le_bytes()[..], &version.revision.get().to_le_bytes()];
-        self.add(RecordId::VERSION, &[&[flags], sub, revision, version.key_value, rest]);
+    /// Adds a version whose encoded key-value need not lie in one piece: `append` adds its `bytes` bytes to a vector.
+    pub fn push_version(&mut self, head: VersionHead, bytes: usize, append: impl FnOnce(&mut Vec<u8>)) {
+        self.begin(RecordId::VERSION, VERSION_HEAD_BYTES + bytes);
+        self.payload.push(if head.deletion { VERSION_IS_DELETION } else { 0 });
+        self.payload.extend_from_slice(&head.sub.to_le_bytes());
+        self.payload.extend_from_slice(&head.revision.get().to_le_bytes());
+        let from = self.payload.len();
+        append(&mut self.payload);
+        assert_eq!(self.payload.len() - from, bytes, "a record has the length that it begins with");
     }
 
     fn add(&mut self, id: RecordId, parts: &[&[u8]]) {
-        let mut length: usize = parts.iter().map(|part| part.len()).sum();
+        self.begin(id, parts.iter().map(|part| part.len()).sum());
+        for part in parts {
+            self.payload.extend_from_slice(part);
+        }
+    }
+
+    /// Begins a record, whose content of `length` bytes follows.
+    fn begin(&mut self, id: RecordId, mut length: usize) {
         self.payload.reserve(length + 6);
         self.payload.push(id.0);
         while length >= 0x80 {
@@ -263,9 +289,6 @@ impl Batch {
             length >>= 7;
         }
         self.payload.push(length as u8);
-        for part in parts {
-            self.payload.extend_from_slice(part);
-        }
         self.records += 1;
     }
 

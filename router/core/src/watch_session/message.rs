@@ -118,7 +118,7 @@ pub(super) fn with_events(
             first || bytes <= limit
         };
         let (now, later) = rest.split_at(rest.iter().take_while(fits).count());
-        let mut message = Vec::with_capacity(64 + now.iter().map(|event| part_len(event)).sum::<usize>());
+        let mut message = Vec::with_capacity(64 + now.iter().map(part_len).sum::<usize>());
         WatchHead { fragment: !later.is_empty(), ..head }.put(&mut message);
         now.iter().for_each(|event| put_watch_event(&mut message, event));
         send(message.into());

@@ -261,7 +261,7 @@ impl KeyValue {
             return Ok(());
         }
         let bare = KeyValueRef { value: &[], ..KeyValueRef::parse(&self.page[self.encoded.get()])? };
-        put_range_kv(response.end(), &kindred_wire::kv::encode_key_value(&bare));
+        put_range_kv(response.end(), &kindred_wire::kv::encode_key_value(&bare)[..]);
         Ok(())
     }
 

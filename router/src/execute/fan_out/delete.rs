@@ -62,7 +62,7 @@ impl Deleted {
         let mut body = Vec::new();
         ResponseHeader { revision: self.revision, ..Default::default() }.put(&mut body);
         put_deleted(&mut body, self.count);
-        self.previous.iter().for_each(|(_, encoded)| put_deleted_prev_kv(&mut body, encoded));
+        self.previous.iter().for_each(|(_, encoded)| put_deleted_prev_kv(&mut body, &encoded[..]));
         body.into()
     }
 }

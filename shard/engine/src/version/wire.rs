@@ -43,7 +43,7 @@ impl Version {
         if key.is_empty() || modified <= 0 {
             return Err(BadVersion("without key or mod_revision"));
         }
-        if u32::try_from(kv.len()).is_err() {
+        if i32::try_from(kv.len()).is_err() {
             return Err(BadVersion("too large"));
         }
         if deletion {
@@ -89,11 +89,11 @@ mod tests {
                 key: &key, value: &value, create: Revision(create), modified: Revision(modified), sub: 3, version,
                 lease: LeaseId::from_wire(lease),
             });
-            let back = Version::from_wire(&made.encoded().concat(), false, 3).unwrap();
-            prop_assert_eq!(back.encoded(), made.encoded());
+            let back = Version::from_wire(&made.encoded().to_vec(), false, 3).unwrap();
+            prop_assert_eq!(back.encoded().to_vec(), made.encoded().to_vec());
             prop_assert_eq!((back.order(), back.lease(), back.key()), (made.order(), made.lease(), made.key()));
             let dead = Version::tombstone(&key, Revision(modified), 1);
-            let back = Version::from_wire(&dead.encoded().concat(), true, 1).unwrap();
+            let back = Version::from_wire(&dead.encoded().to_vec(), true, 1).unwrap();
             prop_assert!(back.is_tombstone() && back.order() == dead.order() && back.key() == dead.key());
         }
 

@@ -63,7 +63,7 @@ impl Move {
 
 /// The version as it arrives over the network.
 fn encoded(version: &Version, sub: u32) -> Version {
-    Version::from_wire(&version.encoded().concat(), version.is_tombstone(), sub).expect("an encoded version")
+    Version::from_wire(&version.encoded().to_vec(), version.is_tombstone(), sub).expect("an encoded version")
 }
 
 impl World {

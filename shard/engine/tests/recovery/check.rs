@@ -43,7 +43,7 @@ pub fn changes(records: &[Logged]) -> Vec<Change> {
             revision: version.mod_revision(),
             sub: version.sub(),
             key: version.key().to_vec(),
-            encoded: (!version.is_tombstone()).then(|| version.encoded().concat()),
+            encoded: (!version.is_tombstone()).then(|| version.encoded().to_vec()),
             lease: version.lease(),
         })
         .collect();
@@ -160,7 +160,7 @@ fn reads(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], at: Opt
     }
     let answer = answer.unwrap_or_else(|refused| panic!("{range:?} at {at:?}: {refused}"));
     let state = want.state(range, shown);
-    let got: Vec<Vec<u8>> = answer.kvs.iter().map(|version| version.encoded().concat()).collect();
+    let got: Vec<Vec<u8>> = answer.kvs.iter().map(|version| version.encoded().to_vec()).collect();
     let expected: Vec<&[u8]> = state.values().filter_map(|change| change.encoded.as_deref()).collect();
     assert_eq!(got, expected, "{range:?} at {at:?}");
     assert_eq!((answer.header, answer.count), (want.start, expected.len() as u64));
@@ -209,11 +209,11 @@ fn watches(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], start
             (got.kv.mod_revision(), got.kv.sub(), got.kv.key()),
             (due.revision, due.sub, &due.key[..])
         );
-        assert_eq!((!got.is_delete()).then(|| got.kv.encoded().concat()), due.encoded);
+        assert_eq!((!got.is_delete()).then(|| got.kv.encoded().to_vec()), due.encoded);
         let single = KeyRange::Single(Key::copy_from(&due.key));
         let before = want.state(&single, due.revision.prev());
         let before = before.values().next().and_then(|change| change.encoded.clone());
-        assert_eq!(got.prev.as_ref().map(|prev| prev.encoded().concat()), before, "prev_kv of {:?}", got.kv);
+        assert_eq!(got.prev.as_ref().map(|prev| prev.encoded().to_vec()), before, "prev_kv of {:?}", got.kv);
     }
 }
 

@@ -447,7 +447,7 @@ async fn is_there(handle: &Handle, written: &Written) -> Result<bool, String> {
             Ok(answer) => {
                 let found = answer.kvs.first();
                 let same = |kv: &&Version| {
-                    kv.mod_revision() == written.revision && contains(&kv.encoded().concat(), &value)
+                    kv.mod_revision() == written.revision && contains(&kv.encoded().to_vec(), &value)
                 };
                 if found.filter(same).is_none() {
                     return Err(format!("its revision is not compacted but shows {found:?}"));

@@ -55,7 +55,10 @@ proptest! {
         let record = VersionRecord { revision, sub: 3, deletion: false, key_value: &bytes };
         let (mut whole, mut pieces) = (Batch::new(), Batch::new());
         whole.push(&Record::Version(record));
-        pieces.push_version(&VersionRecord { key_value, ..record }, rest);
+        pieces.push_version(VersionHead { revision, sub: 3, deletion: false }, bytes.len(), |out| {
+            out.extend_from_slice(key_value);
+            out.extend_from_slice(rest);
+        });
         prop_assert_eq!(whole, pieces);
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kindred_engine::engine::{Event as EngineEvent, FeedOut};
+use kindred_engine::version::Version;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router::feeds::raise::common;
 use kindred_router::not_owned::NotOwned;
@@ -20,7 +21,7 @@ use kindred_router_core::place::FeedKey;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_merge::Entry;
 use kindred_router_core::watch_session::Rung;
-use kindred_wire::kv::{EventType, Pieces, StoredEvent};
+use kindred_wire::kv::{EventType, StoredEvent};
 
 use super::Router;
 use super::session::around::Bells;
@@ -493,8 +494,8 @@ fn entries(events: &[EngineEvent]) -> Vec<Entry<Events>> {
         let encoded = of_revision.iter().map(|event| {
             let whole = StoredEvent {
                 event_type: if event.is_delete() { EventType::Delete } else { EventType::Put },
-                kv: Pieces(event.kv.encoded()),
-                prev_kv: event.prev.as_ref().map(|prev| Pieces(prev.encoded())),
+                kv: event.kv.encoded(),
+                prev_kv: event.prev.as_ref().map(Version::encoded),
             };
             let mut bytes = Vec::with_capacity(whole.encoded_len());
             whole.encode_into(&mut bytes);
