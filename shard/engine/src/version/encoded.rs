@@ -32,14 +32,14 @@ impl<'a> Encoded<'a> {
         let widths = Version::widths(first);
         let modified = version.mod_revision().get().cast_unsigned();
         let is_put = !version.is_tombstone();
+        let version_at = key_end + widths.create;
         let mut numbers = Numbers::new();
         if is_put {
-            numbers.put(CREATE, modified.wrapping_sub(super::number(first, key_end, widths.create)));
-        }
-        numbers.put(MODIFIED, modified);
-        let version_at = key_end + widths.create;
-        if is_put {
+            let create = modified.wrapping_sub(super::number(first, key_end, widths.create));
+            numbers.put_revisions(create, modified);
             numbers.put(VERSION, super::number(first, version_at, widths.version).wrapping_add(1));
+        } else {
+            numbers.put(MODIFIED, modified);
         }
         let value = &first[key_end + widths.total()..];
         let value_len = value.len() + rest.len();
@@ -110,6 +110,22 @@ impl<const N: usize> Numbers<N> {
         {
             *place = tag;
             self.end += 1 + varint::put(out, number);
+        }
+    }
+
+    /// Adds the first fields. They are nearly always of this length, so their places need no look at them.
+    #[inline]
+    fn put_revisions(&mut self, create: u64, modified: u64) {
+        if let [Some(created), Some(changed)] = [create, modified].map(varint::nine)
+            && let Some(place) = self.bytes.as_flattened_mut().first_chunk_mut::<20>()
+        {
+            (place[0], place[10]) = (CREATE, MODIFIED);
+            place[1..10].copy_from_slice(&created);
+            place[11..].copy_from_slice(&changed);
+            self.end = 20;
+        } else {
+            self.put(CREATE, create);
+            self.put(MODIFIED, modified);
         }
     }
 

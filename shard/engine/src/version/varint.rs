@@ -8,10 +8,30 @@ pub(super) const fn len(number: u64) -> usize {
     (63 - (number | 1).leading_zeros() as usize) / 7 + 1
 }
 
+const MORE: u64 = 0x8080_8080_8080_8080;
+
+/// Takes the lowest 56 bits apart in two halves, four quarters and eight groups of seven bits.
+#[inline]
+fn apart(number: u64) -> u64 {
+    let bits = (number & 0x0fff_ffff) | (number & 0x00ff_ffff_f000_0000) << 4;
+    let bits = (bits & 0x0000_3fff_0000_3fff) | (bits & 0x0fff_c000_0fff_c000) << 2;
+    (bits & 0x007f_007f_007f_007f) | (bits & 0x3f80_3f80_3f80_3f80) << 1
+}
+
+/// The bytes of a number that takes nine of them, as present-day revisions do.
+#[inline]
+pub(super) fn nine(number: u64) -> Option<[u8; 9]> {
+    let high = (number >> 56) as u8;
+    (1..0x80).contains(&high).then(|| {
+        let mut bytes = [high; 9];
+        bytes[..8].copy_from_slice(&(apart(number) | MORE).to_le_bytes());
+        bytes
+    })
+}
+
 /// Writes a number at the beginning of `out`, and anything behind it. Returns its length.
 #[inline]
 pub(super) fn put(out: &mut [u8; BYTES_MAX], number: u64) -> usize {
-    const MORE: u64 = 0x8080_8080_8080_8080;
     if number < 0x80 {
         out[0] = number as u8;
         return 1;
@@ -20,10 +40,7 @@ pub(super) fn put(out: &mut [u8; BYTES_MAX], number: u64) -> usize {
         [out[0], out[1]] = [number as u8 | 0x80, (number >> 7) as u8];
         return 2;
     }
-    // Takes the lowest 56 bits apart in two halves, four quarters and eight groups of seven bits.
-    let bits = (number & 0x0fff_ffff) | (number & 0x00ff_ffff_f000_0000) << 4;
-    let bits = (bits & 0x0000_3fff_0000_3fff) | (bits & 0x0fff_c000_0fff_c000) << 2;
-    let bits = (bits & 0x007f_007f_007f_007f) | (bits & 0x3f80_3f80_3f80_3f80) << 1;
+    let bits = apart(number);
     let high = (number >> 56) as u8;
     // All bytes but the last have the highest bit.
     let (more, len) = match high {
@@ -65,6 +82,8 @@ mod tests {
             let mut out = [0xff; BYTES_MAX];
             let written = put(&mut out, number);
             prop_assert_eq!((written, &out[..written]), (len(number), &want[..]));
+            let nine = nine(number);
+            prop_assert_eq!(nine.as_ref().map(|bytes| &bytes[..]), (want.len() == 9).then_some(&want[..]));
             if let Ok(short) = u32::try_from(number) {
                 prop_assert_eq!(read_short(&out), (short as usize, written));
             }
