@@ -290,7 +290,12 @@ struct Topology {
     name: String,
     shards: Vec<&'static str>,
     partitions: String,
+    /// The calls in flight, in parts of those that one shard has alone.
+    calls: usize,
 }
+
+/// Calls in flight for one shard alone, in these parts.
+const PARTS: usize = 4;
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -316,7 +321,13 @@ impl Topology {
             );
         }
         let name = if count == 1 { "one shard".to_owned() } else { format!("{count} name ranges") };
-        Self { name, shards, partitions }
+        Self { name, shards, partitions, calls: count * PARTS }
+    }
+
+    /// A shard with as few calls in flight as make one of four shards, which share a machine with their load, as busy.
+    fn a_quarter_busy(keys: usize) -> Self {
+        let one = Self::ranges(1, keys);
+        Self { name: "one shard, a quarter of the calls".to_owned(), calls: 1, ..one }
     }
 
     fn ring(count: usize) -> Self {
@@ -325,7 +336,7 @@ impl Topology {
             "- {{metadata: {{name: ring}}, resource: leases, ring: {{stores: [{}]}}}}\n",
             shards.join(", ")
         );
-        Self { name: format!("a ring of {count}"), shards, partitions }
+        Self { name: format!("a ring of {count}"), shards, partitions, calls: count * PARTS }
     }
 }
 
@@ -340,6 +351,7 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
     let keys = options.keys_else;
     let topologies = [
         Topology::ranges(1, keys),
+        Topology::a_quarter_busy(keys),
         Topology::ranges(2, keys),
         Topology::ranges(4, keys),
         Topology::ring(2),
@@ -351,7 +363,7 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
         let server = servers::behind_router("router + shards", &shards, &topology.partitions)?;
         // A transaction must stay on one store, and neighbours in a ring are on different ones.
         let shape = options.shape(keys);
-        let shape = Shape { in_flight: shape.in_flight * topology.shards.len(), ..shape };
+        let shape = Shape { in_flight: (shape.in_flight * topology.calls / PARTS).max(1), ..shape };
         let target = Target::connect(&server, shape).await?.scattered();
         target.fill().await.context(topology.name.clone())?;
         all.push((server, target));
@@ -365,7 +377,9 @@ async fn shards(options: &Options) -> anyhow::Result<()> {
     }
     println!(
         "A Kind on several shards, with as many calls in flight for each of them: what more shards are for. Capacity: operations until the first of its\n\
-         shards has no more of its core, beside one shard. Probes and pages ask all shards of the Kind (pages of name ranges those that have some of it).\n"
+         shards has no more of its core, beside one shard. A shard takes all that waits at once, so an operation costs it less\n\
+         the busier it is. One shard with a quarter of the calls is about as busy as each of four, where these share their machine with the load.\n\
+         Probes and pages ask all shards of the Kind (pages of name ranges those that have some of it).\n"
     );
     println!(
         "| load | Kind on | router us/op | each of its shards us/op | shards together | capacity | of its shards |"

@@ -38,10 +38,19 @@ impl Cluster {
         .await
     }
 
+    /// The value that the other router answers. It may not have heard yet that the store is up again.
     async fn value(&self) -> anyhow::Result<String> {
-        let range = RangeRequest { key: KEY.as_bytes().to_vec().into(), ..RangeRequest::default() };
-        let found = self.routers[1].client.kv.clone().range(range).await?.into_inner().kvs;
-        Ok(found.first().map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).unwrap_or_default())
+        let found = wait_for("a read", LIMIT, || async {
+            let range = RangeRequest { key: KEY.as_bytes().to_vec().into(), ..RangeRequest::default() };
+            Ok(self.routers[1].client.kv.clone().range(range).await.ok())
+        })
+        .await?;
+        Ok(found
+            .into_inner()
+            .kvs
+            .first()
+            .map(|kv| String::from_utf8_lossy(&kv.value).into_owned())
+            .unwrap_or_default())
     }
 }
 
