@@ -5,7 +5,7 @@
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::Context as _;
@@ -26,9 +26,6 @@ use crate::{
     cli::{RouterCommand, ShardCommand},
     up::child::Backoff,
 };
-
-/// The interval at which the cluster's state is asked for stores that were removed.
-const LOOK: Duration = Duration::from_secs(2);
 
 /// The command line of a shard.
 #[derive(Debug, clap::Parser)]
@@ -173,8 +170,9 @@ struct Kept {
 
 /// Stops the shards whose stores are removed from the cluster.
 async fn stop_removed(cluster: Arc<Cluster>, mut all: Vec<Kept>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
-        let state = cluster.state();
+    let mut states = cluster.states();
+    loop {
+        let state = states.borrow_and_update().clone();
         let removed = |kept: &mut Kept| {
             let store = state.stores.iter().find(|store| store.slot.map(u32::from) == Some(kept.shard.slot));
             store.is_some_and(|store| store.state == StoreState::Removed)
@@ -190,6 +188,10 @@ async fn stop_removed(cluster: Arc<Cluster>, mut all: Vec<Kept>, stop: Cancellat
             {
                 warn!("{}: cannot be put aside: {error}", folder.display());
             }
+        }
+        // The sender lives as long as the router.
+        if !matches!(stop.run_until_cancelled(states.changed()).await, Some(Ok(()))) {
+            return;
         }
     }
 }

@@ -134,7 +134,7 @@ impl Label {
     }
 
     /// 1 while the store is served, 0 when it stops.
-    pub fn has_leader(&self, has: bool) {
+    pub fn note_leader(&self, has: bool) {
         self.gauge(&HAS_LEADER).set(f64::from(u8::from(has)));
     }
 }

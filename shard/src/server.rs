@@ -265,7 +265,7 @@ pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyho
             }
         }));
     }
-    recorded.label.has_leader(true);
+    recorded.label.note_leader(true);
     let label = recorded.label;
     Ok(Running { listen, admin: admin_endpoint, drain, handle, membership, apply_loop, stop_loop, label })
 }
@@ -572,7 +572,7 @@ impl Running {
                 anyhow::bail!("the apply loop ended");
             }
         }
-        self.label.has_leader(false);
+        self.label.note_leader(false);
         let began = Instant::now();
         match self.drain.finish().await {
             Drained::Cleanly => tracing::info!(took = ?began.elapsed(), "stopped"),

@@ -47,10 +47,13 @@ pub enum Subject {
 pub struct Map {
     name: &'static str,
     config: &'static str,
+    /// Whether the stores run in the router's process.
+    together: bool,
 }
 
-const RANGES: Map = Map { name: "ranges", config: include_str!("configs/ranges.yaml") };
-const RING: Map = Map { name: "ring", config: include_str!("configs/ring.yaml") };
+const RANGES: Map = Map { name: "ranges", config: include_str!("configs/ranges.yaml"), together: false };
+const RING: Map = Map { name: "ring", config: include_str!("configs/ring.yaml"), together: false };
+const TOGETHER: Map = Map { name: "together", together: true, ..RANGES };
 
 #[derive(Debug, Clone, Copy)]
 pub struct Comparison {
@@ -75,7 +78,9 @@ impl Right {
             Subject::Up(Some(map)) => {
                 let file = dir.join(format!("{name}.yaml"));
                 fs::write(&file, map.config)?;
-                Self::Up(Up::start(dir, name, &[format!("--config={}", file.display())]).await?)
+                let mut flags = vec![format!("--config={}", file.display())];
+                flags.extend(map.together.then(|| "--together".to_owned()));
+                Self::Up(Up::start(dir, name, &flags).await?)
             }
         })
     }
@@ -225,4 +230,10 @@ fn kindred_in_ranges_equals_etcd() {
 fn kindred_on_a_ring_equals_etcd() {
     let test = "kindred_on_a_ring_equals_etcd";
     compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RING)) }, 5, 2500);
+}
+
+#[test]
+fn kindred_in_one_process_equals_etcd() {
+    let test = "kindred_in_one_process_equals_etcd";
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(TOGETHER)) }, 3, 2500);
 }
