@@ -33,13 +33,13 @@ fn each_operation_has_its_cost_at_each_level() {
     );
     for load in ["optimistic update", "get", "`limit=1`", "page of 500"] {
         let rows = rows(&text, load);
-        // Keys, watches and clients for two processes each, then the five topologies of the Kind.
-        assert_eq!(rows.len(), 3 * 2 + 5, "{text}");
+        // Keys, watches and clients for two processes each, then the six topologies of the Kind.
+        assert_eq!(rows.len(), 3 * 2 + 6, "{text}");
         for row in &rows[..6] {
             assert!(row.len() == 6 && number(&row[2]) > 0.0 && number(&row[3]) > 0.0, "{row:?}");
         }
         let shards: Vec<usize> = rows[6..].iter().map(|row| row[3].split(", ").map(number).count()).collect();
-        assert_eq!(shards, [1, 2, 4, 2, 4]);
+        assert_eq!(shards, [1, 1, 2, 4, 2, 4]);
         assert_eq!(rows[6][5], "1.00", "one shard against itself");
     }
 }
