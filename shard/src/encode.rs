@@ -11,7 +11,10 @@ use kindred_engine::{
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb::ResponseHeader;
 use kindred_wire::{
-    kv::{self, EventType, KeyValueRef, ResponseOp, StoredEvent, WatchHead, encode_key_value, part_len},
+    kv::{
+        self, EventType, KeyValueRef, ResponseOp, StoredEvent, WatchHead, encode_key_value, field_len,
+        part_len,
+    },
     peek as wire,
     refusal::KindredError,
 };
@@ -97,9 +100,19 @@ fn put_kvs(out: &mut Vec<u8>, kvs: &[Version], contents: Contents) {
     }
 }
 
+/// The length of the keys of an answer.
 fn kvs_len(kvs: &[Version], contents: Contents) -> usize {
+    match contents {
+        Contents::Whole => kvs.iter().map(|kv| field_len(kv.encoded_len())).sum(),
+        Contents::WithoutValue | Contents::Index => kvs_room(kvs, contents),
+    }
+}
+
+/// Room for them.
+fn kvs_room(kvs: &[Version], contents: Contents) -> usize {
     let one = |kv: &Version| match contents {
-        Contents::Whole => part_len(&kv.encoded()),
+        // A tag, and a length of at most five bytes.
+        Contents::Whole => kv.encoded_room() + 6,
         Contents::WithoutValue | Contents::Index => kv.key().len() + 56,
     };
     kvs.iter().map(one).sum()
@@ -121,7 +134,7 @@ fn put_range(out: &mut Vec<u8>, kvs: &[Version], contents: Contents, tail: Range
 
 #[must_use]
 pub fn range(ids: &ServerIds, answer: &RangeAnswer) -> Bytes {
-    let room = HEADER_BYTES_MAX + kvs_len(&answer.kvs, answer.contents) + TAIL_BYTES_MAX;
+    let room = HEADER_BYTES_MAX + kvs_room(&answer.kvs, answer.contents) + TAIL_BYTES_MAX;
     let mut out = Vec::with_capacity(room);
     ids.put_header(&mut out, answer.header);
     let tail = RangeTail { more: answer.more, count: answer.count };
@@ -137,7 +150,7 @@ pub fn range_chunk(
     contents: Contents,
     end: Option<(Revision, RangeTail)>,
 ) -> Bytes {
-    let mut inner = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_len(kvs, contents));
+    let mut inner = Vec::with_capacity(HEADER_BYTES_MAX + 16 + kvs_room(kvs, contents));
     let tail = end.map_or(RangeTail { more: false, count: 0 }, |(_, tail)| tail);
     if let Some((header, _)) = end {
         ids.put_header(&mut inner, header);

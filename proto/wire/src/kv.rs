@@ -279,7 +279,10 @@ pub fn part_len(part: &(impl Part + ?Sized)) -> usize {
     field_len(part.bytes())
 }
 
-fn field_len(bytes: usize) -> usize {
+/// The encoded length of a field with a number below 16 and so many bytes in it.
+#[must_use]
+#[inline]
+pub fn field_len(bytes: usize) -> usize {
     1 + varint_len(bytes as u64) + bytes
 }
 

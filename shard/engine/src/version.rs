@@ -4,7 +4,6 @@
 use std::{borrow::Cow, cmp::Ordering};
 
 use kindred_partition_config::ids::{LeaseId, Revision};
-use kindred_wire::kv::Part;
 
 use self::block::Block;
 
@@ -243,10 +242,17 @@ impl Version {
         Encoded::of(self)
     }
 
-    /// The length of that message.
+    /// The length of that message. Nothing is encoded for it.
     #[must_use]
     pub fn encoded_len(&self) -> usize {
-        Encoded::of(self).bytes()
+        encoded::len(self)
+    }
+
+    /// Room for that message: its length or a little more, without a look at the numbers.
+    #[must_use]
+    pub fn encoded_room(&self) -> usize {
+        let [first, second] = self.0.lengths();
+        first + second + encoded::BESIDE_MAX - KEY_AT
     }
 
     /// Approximate memory that the version takes, with what refers to it.

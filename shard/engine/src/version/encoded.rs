@@ -25,6 +25,33 @@ pub struct Encoded<'a> {
     bytes: usize,
 }
 
+/// The length of a version's message.
+#[inline]
+pub(super) fn len(version: &Version) -> usize {
+    let [here, rest] = version.0.lengths();
+    let first = version.0.first();
+    let (key_at, key_end) = Version::key_places(first);
+    let widths = Version::widths(first);
+    let modified = version.mod_revision().get().cast_unsigned();
+    let mut bytes = if key_at == key_end { 0 } else { 1 + key_end - super::KEY_AT } + field_len(modified);
+    if !version.is_tombstone() {
+        let version_at = key_end + widths.create;
+        let create = modified.wrapping_sub(super::number(first, key_end, widths.create));
+        let count = super::number(first, version_at, widths.version).wrapping_add(1);
+        let lease = super::number(first, version_at + widths.version, widths.lease);
+        let value_len = here - key_end - widths.total() + rest;
+        bytes +=
+            field_len(create) + field_len(count) + field_len(value_len as u64) + value_len + field_len(lease);
+    }
+    bytes
+}
+
+/// The length of a field that is a number; zero is left out.
+#[inline]
+fn field_len(number: u64) -> usize {
+    if number == 0 { 0 } else { 1 + varint::len(number) }
+}
+
 impl<'a> Encoded<'a> {
     pub(super) fn of(version: &'a Version) -> Self {
         let [first, rest] = [version.0.first(), version.0.second()];
@@ -88,6 +115,8 @@ impl Part for Encoded<'_> {
 
 /// The most that a field takes which is a number.
 const NUMBER_BYTES_MAX: usize = 1 + varint::BYTES_MAX;
+/// The most that a message takes beside the key behind its length, and the value: the key's tag and five numbers.
+pub(super) const BESIDE_MAX: usize = 1 + 5 * NUMBER_BYTES_MAX;
 
 /// Up to `N` fields that are numbers.
 #[derive(Clone, Copy)]

@@ -1,4 +1,5 @@
 use kindred_proto::mvccpb::KeyValue;
+use kindred_wire::kv::Part;
 use proptest::prelude::*;
 use prost::Message;
 
@@ -31,6 +32,7 @@ proptest! {
         };
         let wire = wire.encode_to_vec();
         prop_assert_eq!(made.encoded_len(), wire.len());
+        prop_assert!((wire.len()..=wire.len() + 96).contains(&made.encoded_room()), "{} of {}", made.encoded_room(), wire.len());
         prop_assert_eq!(made.encoded().to_vec(), wire);
         prop_assert_eq!(made.key(), key.as_slice());
         prop_assert_eq!(&made.value()[..], value.as_slice());
