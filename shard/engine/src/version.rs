@@ -21,7 +21,7 @@ pub use self::{encoded::Encoded, wire::BadVersion};
 /// | bytes | |
 /// | --- | --- |
 /// | 8 | mod_revision |
-/// | 2 | the widths of the numbers behind the key, and [`DELETED`] |
+/// | 2 | the widths of the numbers behind the key, and `DELETED` |
 /// | 1 to 5 | the key's length, as protobuf writes it |
 /// | | the key |
 /// | 0 to 28 | mod_revision - create_revision, version - 1, lease and `sub`, each in the bytes that it needs |
