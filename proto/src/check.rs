@@ -23,7 +23,7 @@ pub fn txn(request: &pb::TxnRequest, ops_max: usize) -> Result<(), EtcdError> {
     Ok(())
 }
 
-/// Whether there are several operations, or one in which others are nested.
+/// Tells whether the operations can overlap: there are several, or the only one has others in it.
 fn may_overlap(ops: &[pb::RequestOp]) -> bool {
     ops.len() > 1 || matches!(ops, [pb::RequestOp { request: Some(Request::RequestTxn(_)) }])
 }

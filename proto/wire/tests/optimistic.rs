@@ -196,7 +196,7 @@ fn as_txn(read: &Optimistic<'_>) -> pb::TxnRequest {
     }
 }
 
-/// Whether the transaction has the form that is read, and so must be read in its usual encoding.
+/// Tells whether the parser must read the usual encoding of this transaction.
 fn is_optimistic(txn: &pb::TxnRequest) -> bool {
     let [compare] = txn.compare.as_slice() else { return false };
     let on_revision = compare.result == EQUAL
@@ -248,7 +248,7 @@ fn parts<'a>(read: &Optimistic<'a>) -> Vec<TxnPart<'a>> {
     [TxnPart::Compare(compare), change].into_iter().chain(read.read.map(TxnPart::Range)).collect()
 }
 
-/// What is read is what the others read; returns whether something was read.
+/// Compares the parser with the general readers over these bytes. Returns whether the parser read them.
 fn is_read_alike(bytes: &[u8]) -> bool {
     let decoded = nested::txn(Bytes::copy_from_slice(bytes));
     let Some(read) = Optimistic::parse(bytes) else {

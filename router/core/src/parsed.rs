@@ -40,7 +40,7 @@ pub struct Parsed<'r> {
     pub(crate) form: Form<'r>,
 }
 
-/// What the bytes say.
+/// The content of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Form<'r> {
     Range(RangeRequest<'r>),

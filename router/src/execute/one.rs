@@ -30,7 +30,7 @@ pub struct To<'s> {
     pub min_revision: Revision,
     /// The generation of the map; 0 for a map that never changes.
     pub generation: Epoch,
-    /// Whether the request is small ([`is_small`](kindred_router_core::small::is_small)) and may go in a batch.
+    /// A small request ([`is_small`](kindred_router_core::small::is_small)) may go in a batch.
     pub small: bool,
 }
 
