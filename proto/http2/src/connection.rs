@@ -14,6 +14,7 @@ use crate::{
         encoder::{Block, Trailers},
     },
     limits::{Budget, Limits},
+    probe::Probe,
     receive::Continuing,
     request::Memory,
     routes::Routes,
@@ -68,6 +69,7 @@ pub struct Connection {
     pub(crate) settings_acknowledged: bool,
     pub(crate) resets: Budget,
     pub(crate) empty_data: u32,
+    pub(crate) probe: Probe,
 }
 
 impl Connection {
@@ -108,6 +110,7 @@ impl Connection {
             settings_acknowledged: false,
             resets: Budget::new(limits.resets_max),
             empty_data: 0,
+            probe: Probe::default(),
             limits,
         }
     }
@@ -183,12 +186,17 @@ impl Connection {
         self.sender.message(&mut self.streams, stream, pieces)
     }
 
-    /// Sends bytes of an answer as they are, such as a part of a message whose prefix was among earlier ones.
+    /// Sends bytes of an answer as they are, such as a part of a message whose prefix was among earlier ones. The pieces
+    /// go into common frames.
     ///
     /// # Errors
     /// When the stream has ended.
-    pub fn data(&mut self, stream: StreamId, bytes: Bytes) -> Result<(), SendError> {
-        self.sender.data(&mut self.streams, stream, bytes)
+    pub fn data(
+        &mut self,
+        stream: StreamId,
+        pieces: impl IntoIterator<Item = Bytes>,
+    ) -> Result<(), SendError> {
+        self.sender.data(&mut self.streams, stream, pieces)
     }
 
     /// Ends an answer, behind the messages that wait. Without a head before, the trailers are an answer of their own: this
@@ -277,6 +285,7 @@ impl Connection {
     pub fn advance(&mut self, sent: usize, events: &mut Vec<Event>) {
         self.sender.output.advance(sent);
         self.sender.commit(&mut self.streams);
+        self.measure();
         // Streams may have ended that held something.
         self.give_back();
         self.add_writable(events);

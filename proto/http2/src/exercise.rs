@@ -72,7 +72,13 @@ pub fn received(input: &[u8], cuts: &[usize]) -> (Vec<Event>, Vec<u8>) {
 
 fn connection() -> Connection {
     let routes: Routes = [("/known", RouteId(1))].into_iter().collect();
-    let limits = Limits { streams_max: 8, stream_window: 30_000, writable_bytes: 1000, ..Limits::default() };
+    let limits = Limits {
+        streams_max: 8,
+        stream_window: 30_000,
+        writable_bytes: 1000,
+        probe_bytes: 500,
+        ..Limits::default()
+    };
     Connection::new(limits, Arc::new(routes))
 }
 
@@ -227,7 +233,7 @@ impl World {
             10 | 11 => self.connection.message(stream, &[bytes]),
             12 => self.connection.finish(stream, Trailers::Ok),
             13 => self.connection.finish(stream, block.into()),
-            14 if which & 64 == 0 => self.connection.data(stream, bytes),
+            14 if which & 64 == 0 => self.connection.data(stream, [bytes]),
             14 => self.connection.respond(stream, &block),
             _ if which == 255 => {
                 self.connection.shutdown();

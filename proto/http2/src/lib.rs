@@ -55,6 +55,7 @@ mod head;
 mod hpack;
 mod limits;
 mod output;
+mod probe;
 mod receive;
 mod request;
 mod routes;

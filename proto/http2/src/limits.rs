@@ -29,6 +29,9 @@ pub struct Limits {
     pub control_answers_max: usize,
     /// Empty DATA frames in a row. More end the connection.
     pub empty_data_max: u32,
+    /// The answer to a PING that measures bandwidth is put off until so many bytes were sent since the last one; see
+    /// [`crate::Connection::answer_probe`]. Zero answers all PINGs at once.
+    pub probe_bytes: usize,
     /// A stream whose queue falls to this is [`crate::Event::Writable`].
     pub writable_bytes: usize,
 }
@@ -47,6 +50,7 @@ impl Default for Limits {
             resets_max: 500,
             control_answers_max: 1000,
             empty_data_max: 100,
+            probe_bytes: 0,
             writable_bytes: 32 * 1024,
         }
     }

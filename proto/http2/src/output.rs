@@ -39,6 +39,12 @@ impl Output {
         self.bytes.len() - self.start + self.payload_bytes
     }
 
+    /// All bytes so far, sent or not.
+    #[inline]
+    pub(crate) fn total(&self) -> u64 {
+        self.sent + self.len() as u64
+    }
+
     /// The buffer that frames are appended to.
     #[inline]
     pub(crate) fn bytes(&mut self) -> &mut Vec<u8> {
@@ -68,7 +74,7 @@ impl Output {
 
     /// Notes that what was appended last is a frame whose number only the client's reading limits.
     pub(crate) fn mark_control(&mut self) {
-        self.control_ends.push_back(self.sent + self.len() as u64);
+        self.control_ends.push_back(self.total());
     }
 
     /// The number of such frames that wait.

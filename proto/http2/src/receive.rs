@@ -349,6 +349,9 @@ impl Connection {
         let payload: [u8; 8] =
             payload.try_into().map_err(|_| ConnectionError::size("PING has not eight bytes"))?;
         if !head.has(flag::ACK) {
+            if self.is_probe(payload) {
+                return self.controls_are_read();
+            }
             self.sender.frame(kind::PING, flag::ACK, 0, &payload);
             return self.control();
         }

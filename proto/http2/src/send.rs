@@ -274,12 +274,16 @@ impl Sender {
         &mut self,
         streams: &mut Streams,
         id: StreamId,
-        bytes: Bytes,
+        pieces: impl IntoIterator<Item = Bytes>,
     ) -> Result<(), SendError> {
         let stream = self.sendable(streams, id)?;
-        let length = bytes.len();
+        let before = stream.queued;
+        pieces
+            .into_iter()
+            .filter(|piece| !piece.is_empty())
+            .for_each(|piece| stream.push(Piece::Data(piece)));
+        let length = stream.queued - before;
         if length > 0 {
-            stream.push(Piece::Data(bytes));
             self.queued += length;
             self.pushed(streams, id);
         }

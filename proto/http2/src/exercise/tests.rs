@@ -14,6 +14,7 @@ fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
         1 => id.clone().prop_map(reset),
         1 => (0_u16..8, 0_u32..100_000).prop_map(|(name, value)| settings(&[(name, value)])),
         1 => Just(frame(kind::PING, 0, 0, &[8; 8])),
+        1 => Just(frame(kind::PING, 0, 0, &crate::probe::PROBE)),
         1 => (0_u8..12, any::<u8>(), id, prop::collection::vec(any::<u8>(), 0..20))
             .prop_map(|(kind, flags, id, payload)| frame(kind, flags, id, &payload)),
         1 => (11_u32..13, prop::collection::vec(any::<u8>(), 0..30)).prop_map(|(id, name)| {

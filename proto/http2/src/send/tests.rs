@@ -62,14 +62,14 @@ fn messages_and_trailers_come_in_order() {
     assert_eq!(peer.connection.head(stream, &metadata), Err(SendError::Ended));
     peer.connection.message(stream, &[Bytes::from_static(b"abc")]).unwrap();
     peer.connection.message(stream, &[]).unwrap();
-    peer.connection.data(stream, Bytes::from_static(b"raw")).unwrap();
-    peer.connection.data(stream, Bytes::new()).unwrap();
+    peer.connection.data(stream, [b"r", b"aw".as_slice()].map(Bytes::from_static)).unwrap();
+    peer.connection.data(stream, [Bytes::new()]).unwrap();
     peer.connection.finish(stream, Block::status(3, "no").into()).unwrap();
     for over in [
         peer.connection.finish(stream, Trailers::Ok),
         peer.connection.message(stream, &[]),
         peer.connection.answer(stream, &[]),
-        peer.connection.data(stream, Bytes::from_static(b"x")),
+        peer.connection.data(stream, [Bytes::from_static(b"x")]),
     ] {
         assert_eq!(over, Err(SendError::Ended), "the answer has its end");
     }

@@ -61,7 +61,7 @@ impl Echo {
                 if route == FAIL.1 {
                     let _ended = self.connection.message(stream, &[bytes]);
                 } else {
-                    let _ended = self.connection.data(stream, bytes);
+                    let _ended = self.connection.data(stream, [bytes]);
                 }
                 if self.connection.queued(stream) < QUEUED_MAX {
                     self.connection.released(stream, std::mem::take(&mut call.unreleased));

@@ -8,7 +8,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use hyper::body::Body as _;
 use kindred_http2::{
     ErrorCode, Event, Limits, Method, Path, RequestHead, RouteId, Routes, StreamId, Trailers,
 };
+use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFuture;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Extensions, Status};
@@ -40,6 +41,8 @@ const SLICES: usize = 64;
 const QUEUED_MAX: usize = 64 << 10;
 /// Nothing more is read from a client that has so much to read itself.
 const UNSENT_MAX: usize = 1 << 20;
+/// The answer to a PING that measures bandwidth waits until so much was sent: a quarter of a window that is as small as windows are at first.
+const PROBE_BYTES: usize = 16 << 10;
 /// Requests that a client may give up in each [`FORGIVEN`] beyond those that were answered; a kube-apiserver that loses
 /// its own clients cancels thousands of watches at once.
 const RESETS_MAX: u32 = 50_000;
@@ -55,6 +58,7 @@ pub(super) fn limits(streams_max: u32) -> Limits {
         frame_bytes_max: 256 << 10,
         resets_max: RESETS_MAX,
         writable_bytes: QUEUED_MAX / 2,
+        probe_bytes: PROBE_BYTES,
         ..Limits::default()
     }
 }
@@ -140,6 +144,8 @@ pub(crate) struct Driver<U: UnaryCalls, O> {
     woken: Vec<usize>,
     pieces: Vec<Bytes>,
     forgiven: Instant,
+    /// When a PING that measures bandwidth is answered at the latest.
+    probe: Option<Pin<Box<Sleep>>>,
     /// The client sends no more, or nothing that can be understood.
     closing: bool,
 }
@@ -160,6 +166,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
             woken: Vec::new(),
             pieces: Vec::new(),
             forgiven: Instant::now(),
+            probe: None,
             closing: false,
         }
     }
@@ -177,6 +184,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
     /// Serves the connection until it ends.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_read(cx)?;
+        self.poll_probe(cx);
         let held_back = self.http2.unsent() >= UNSENT_MAX;
         loop {
             self.go_on(cx);
@@ -224,6 +232,16 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
             }
         }
         Ok(())
+    }
+
+    /// Answers a PING that measures bandwidth, when that is due.
+    fn poll_probe(&mut self, cx: &mut Context<'_>) {
+        if self.http2.has_probe()
+            && self.probe.get_or_insert_with(|| Box::pin(probes_due())).as_mut().poll(cx).is_ready()
+        {
+            self.probe = None;
+            self.http2.answer_probe();
+        }
     }
 
     /// Lets everything go on that was woken.
@@ -488,12 +506,10 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(mut piece) => {
-                        let mut sent = Ok(());
-                        while piece.has_remaining() && sent.is_ok() {
-                            let part = piece.take_chunk();
-                            sent = self.http2.data(stream, part);
+                        while piece.has_remaining() {
+                            self.pieces.push(piece.take_chunk());
                         }
-                        sent.is_err()
+                        self.http2.data(stream, self.pieces.drain(..)).is_err()
                     }
                     Err(frame) => {
                         let trailers = frame.into_trailers().unwrap_or_default();
@@ -562,6 +578,14 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
             }
         }
     }
+}
+
+/// The next time at which such PINGs are answered: one each second, at which the process wakes for all connections.
+fn probes_due() -> Sleep {
+    static ORIGIN: OnceLock<tokio::time::Instant> = OnceLock::new();
+    let (origin, now) = (*ORIGIN.get_or_init(tokio::time::Instant::now), tokio::time::Instant::now());
+    let seconds = now.saturating_duration_since(origin).as_secs() + 1;
+    tokio::time::sleep_until(origin + Duration::from_secs(seconds))
 }
 
 /// Serves a connection, and ends it gracefully when `leave` fires.

@@ -1,32 +1,39 @@
 //! The body of an answer that is not sent at once: a long message, or the body that tonic made.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Buf as _;
-use http::Response;
+use http::{HeaderMap, Response};
 use hyper::body::{Body, Frame};
 use tonic::Status;
 
-use super::long::{LongMessage, Message};
+use super::long::{self, LongMessage, Message};
 use super::piece::Piece;
+use crate::direct::{Direct, Source};
 use crate::metrics::calls::Counting;
 use crate::unread::{LongRead, Unread, UnreadBody};
 
 /// The body of an answer.
-#[derive(Debug)]
 pub struct AnswerBody {
     next: Next,
     /// The call that it answers, if that has not ended before its body.
     counting: Option<Counting>,
 }
 
-#[derive(Debug)]
 enum Next {
     End,
     Tonic(tonic::body::Body),
     /// A long body that the client takes piece by piece.
     Long(UnreadBody),
+    /// Messages as they come.
+    Direct(Source),
+}
+
+impl std::fmt::Debug for AnswerBody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AnswerBody").finish_non_exhaustive()
+    }
 }
 
 impl AnswerBody {
@@ -47,6 +54,9 @@ impl AnswerBody {
     /// Wraps an answer of tonic's.
     #[must_use]
     pub fn tonic(response: Response<tonic::body::Body>, unread: &Unread) -> Response<Self> {
+        if let Some(messages) = response.extensions().get::<Direct>().and_then(Direct::take) {
+            return response.map(|_| Self::of(Next::Direct(messages)));
+        }
         let long = response.extensions().get::<LongRead>().is_some();
         response.map(|body| Self::of(if long { Next::Long(unread.stream(body)) } else { Next::Tonic(body) }))
     }
@@ -82,6 +92,7 @@ impl Body for AnswerBody {
             Next::End => true,
             Next::Tonic(body) => body.is_end_stream(),
             Next::Long(long) => long.is_end(),
+            Next::Direct(_) => false,
         }
     }
 }
@@ -106,6 +117,19 @@ impl AnswerBody {
             Next::End => Poll::Ready(None),
             Next::Tonic(body) => Pin::new(body).poll_frame(cx).map_ok(|frame| frame.map_data(Piece::from)),
             Next::Long(long) => long.poll_next(cx),
+            Next::Direct(messages) => {
+                let status = match ready!(messages.as_mut().poll_next(cx)) {
+                    Some(Ok(message)) => match long::prefix(message.len()) {
+                        Ok(prefix) => return Poll::Ready(Some(Ok(Frame::data(Piece::new(prefix, message))))),
+                        Err(status) => status,
+                    },
+                    Some(Err(status)) => status,
+                    None => Status::ok(""),
+                };
+                self.next = Next::End;
+                let mut trailers = HeaderMap::new();
+                Poll::Ready(Some(status.add_header(&mut trailers).map(|()| Frame::trailers(trailers))))
+            }
         }
     }
 }
