@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::key::KeyRange;
-use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
+use kindred_wire::kv::{EventRef, EventType, KeyValueRef, part_len, put_watch_event};
 use kindred_wire::scan::WireError;
 
 use crate::watch_merge::{Entry, Group};
@@ -96,6 +96,60 @@ impl Filter {
     pub fn pick<'e>(&self, event: &'e FeedEvent) -> Option<&'e [u8]> {
         let filtered = if event.is_delete { self.no_delete } else { self.no_put };
         (!filtered && self.range.contains(event.key())).then(|| event.encoded(self.prev_kv))
+    }
+}
+
+/// The events of some revisions that a watch wants, as the fields that they are in its message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoded {
+    /// The first and the last revision with such an event.
+    pub span: (Revision, Revision),
+    /// The fields, which follow the message's head.
+    pub fields: Bytes,
+}
+
+impl Encoded {
+    /// `None` if the watch wants none of them.
+    #[must_use]
+    pub fn of(entries: &[Entry<Events>], filter: &Filter) -> Option<Self> {
+        let (mut wanted, mut span) = (Vec::new(), None);
+        for entry in entries {
+            let before = wanted.len();
+            wanted.extend(entry.payload.iter().filter_map(|event| filter.pick(event)));
+            if wanted.len() > before {
+                let (first, _) = span.unwrap_or((entry.revision, entry.revision));
+                span = Some((first, entry.revision));
+            }
+        }
+        let span = span?;
+        let mut fields = Vec::with_capacity(wanted.iter().map(part_len).sum());
+        wanted.into_iter().for_each(|event| put_watch_event(&mut fields, event));
+        Some(Self { span, fields: fields.into() })
+    }
+}
+
+/// What the last reader of a feed was given, for others that stand at the same position and want the same.
+#[derive(Debug)]
+pub struct LastEncoded {
+    first: Revision,
+    last: Revision,
+    filter: Filter,
+    encoded: Option<Encoded>,
+}
+
+impl LastEncoded {
+    /// What was encoded of these revisions, if it is for this filter.
+    #[must_use]
+    pub fn get(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Option<Encoded>> {
+        let ends = (entries.first()?.revision, entries.last()?.revision);
+        (ends == (self.first, self.last) && *filter == self.filter).then(|| self.encoded.clone())
+    }
+
+    /// Keeps what was encoded of these revisions.
+    #[must_use]
+    pub fn of(entries: &[Entry<Events>], filter: &Filter, encoded: Option<Encoded>) -> Option<Self> {
+        let (first, last) = (entries.first()?.revision, entries.last()?.revision);
+        Some(Self { first, last, filter: filter.clone(), encoded })
     }
 }
 

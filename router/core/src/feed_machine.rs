@@ -9,6 +9,7 @@ use kindred_partition_config::ids::Revision;
 
 use crate::asks::Asks;
 use crate::feed_event::Events;
+use crate::feed_pace::Pace;
 use crate::feed_ring::FeedRing;
 use crate::feed_state::FeedState;
 use crate::gaps::Gap;
@@ -155,6 +156,8 @@ pub struct FeedMachine {
     merge: Option<WatchMerge<Events>>,
     /// Advances that are put off, because events of the store may make them unnecessary.
     asks: Asks,
+    /// Wakes that are put off, because readers are many and news frequent.
+    pace: Pace,
     /// Whether a question is under way.
     asking: bool,
     /// Revisions of a catch-up that no reader has taken, with their bytes.
@@ -190,6 +193,7 @@ impl FeedMachine {
             slots: std::iter::repeat_with(slot).take(stores).collect(),
             merge: None,
             asks: Asks::new(stores),
+            pace: Pace::default(),
             asking: false,
             unread: VecDeque::new(),
             unread_bytes: 0,
@@ -207,7 +211,7 @@ impl FeedMachine {
     /// When [`Event::Due`] is to come; `None` when nothing is put off.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
-        self.asks.due()
+        self.asks.due().into_iter().chain(self.pace.due()).min()
     }
 
     /// Takes one event.
@@ -224,7 +228,12 @@ impl FeedMachine {
             Event::CallersWait if self.merge.is_some() => self.ask(&mut step, Duration::ZERO),
             Event::CallersWait => {}
             Event::Kick => self.on_kick(&mut step),
-            Event::Due => self.ask_due(&mut step),
+            Event::Due => {
+                self.ask_due(&mut step);
+                if self.pace.take_due(now) {
+                    step.commands.push(Command::WakeReaders);
+                }
+            }
             Event::Tick { has_readers } => self.on_tick(&mut step, has_readers),
         }
         step.commands
@@ -315,10 +324,13 @@ impl FeedMachine {
         let is_catch_up = step.state.start.is_some();
         // Bytes that a catch-up keeps for readers behind its fastest one.
         let kept_bytes = self.limits.ring_bytes.min(self.limits.unread_bytes);
+        let FeedState { readers, wanted, .. } = *step.state;
         let Some(ring) = &mut step.state.ring else { return };
+        let (before, mut bytes) = (ring.covered(), 0);
         for command in shown {
             let taken = match command {
                 watch_merge::Command::Emit(entry) => {
+                    bytes += entry.bytes;
                     if is_catch_up {
                         self.unread.push_back((entry.revision, entry.bytes));
                         self.unread_bytes += entry.bytes;
@@ -335,7 +347,14 @@ impl FeedMachine {
                 return self.breach(step, &error);
             }
         }
-        step.commands.push(Command::WakeReaders);
+        // A reader waits for this revision, or reading decides how fast the stores are read.
+        let is_urgent = is_catch_up || (before < wanted && ring.covered() >= wanted);
+        if is_urgent {
+            self.pace.woken();
+        }
+        if is_urgent || self.pace.news(step.now, readers, bytes) {
+            step.commands.push(Command::WakeReaders);
+        }
     }
 
     fn open_source(&mut self, step: &mut Step<'_>, at: usize, from: Revision) {
@@ -437,6 +456,7 @@ impl FeedMachine {
             step.commands.push(Command::End);
         } else {
             step.state.ring = None;
+            step.state.last_encoded = None;
             self.ask(step, Duration::ZERO);
             step.commands.push(Command::WakeReaders);
         }

@@ -209,3 +209,67 @@ fn an_advance_without_an_answer_is_repeated_and_its_store_is_said_to_hold_others
     assert!(commands.contains(&advance) || feed.machine.due().is_some(), "{commands:?}");
     assert_eq!(feed.state.lagging.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [1]);
 }
+
+#[test]
+fn many_readers_are_woken_once_for_what_came_meanwhile() {
+    let mut feed = Feed::live();
+    feed.state.readers = 20;
+    let more = |revision| Message::More(vec![entry(revision, 10)], None);
+    let mut news = 0;
+    // The other store is always far ahead.
+    feed.message(1, Message::More(Vec::new(), Some(Revision(1_000))));
+    for revision in 11..200 {
+        let commands = feed.message(0, more(revision));
+        news += i64::from(!commands.contains(&Command::WakeReaders));
+        assert_eq!(feed.state.covered(), Some(Revision(revision)), "readers that look find it");
+    }
+    assert!(news > 170, "{news} were put off");
+    let due = feed.machine.due().expect("a wake that is put off");
+    feed.now = due;
+    assert_eq!(feed.step(Event::Due), [Command::WakeReaders]);
+    assert_eq!(feed.machine.due(), None);
+
+    // A progress round waits for this revision.
+    feed.message(0, more(200));
+    assert!(feed.state.want(Revision(201)));
+    feed.step(Event::Kick);
+    assert!(feed.message(0, more(201)).contains(&Command::WakeReaders));
+    assert_eq!(feed.machine.due(), None);
+}
+
+#[test]
+fn what_readers_share_is_what_each_would_encode() {
+    use crate::feed_event::{Encoded, Filter};
+    use kindred_partition_config::key::KeyRange;
+
+    let filter = |range, prev_kv| Filter { range, no_put: false, no_delete: false, prev_kv };
+    let filters = [
+        filter(KeyRange::everything(), false),
+        filter(KeyRange::everything(), true),
+        filter(KeyRange::Single("/registry/pods/a/1".into()), false),
+        filter(KeyRange::Single("/registry/pods/b".into()), false),
+        Filter { no_put: true, ..filter(KeyRange::everything(), false) },
+    ];
+    let mut feed = Feed::live();
+    feed.state.readers = 5;
+    feed.message(1, Message::More(Vec::new(), Some(Revision(1_000))));
+    for (turn, revision) in (11..40).enumerate() {
+        feed.message(0, Message::More(vec![entry(revision, 10)], None));
+        for (number, filter) in filters.iter().chain(&filters).enumerate() {
+            // Readers are behind by different numbers of revisions, and read different numbers of them.
+            let position = Revision((revision - (number * turn % 4) as i64).max(11));
+            let limit = Limit { last: Some(Revision(revision - i64::from(number == 3))), bytes: usize::MAX };
+            let Take::Taken(taken) = feed.state.take(position, &mut Passed::default(), limit).0 else {
+                panic!("the ring holds {position}")
+            };
+            let alone = Encoded::of(&taken.entries, filter);
+            assert_eq!(feed.state.encoded(&taken.entries, filter), alone, "{position}, {filter:?}");
+        }
+    }
+    let entries = [entry(40, 10)];
+    let first = feed.state.encoded(&entries, &filters[0]).expect("an event");
+    let again = feed.state.encoded(&entries, &filters[0]).expect("an event");
+    assert_eq!(first.fields.as_ptr(), again.fields.as_ptr(), "encoded once");
+    feed.message(0, Message::Compacted(Revision(50)));
+    assert!(feed.state.last_encoded.is_none(), "a new ring may hold other events");
+}

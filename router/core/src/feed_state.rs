@@ -5,9 +5,10 @@ use std::time::Instant;
 use kindred_partition_config::ids::Revision;
 
 use crate::cursor::{self, Limit, Look, Taken};
-use crate::feed_event::Events;
+use crate::feed_event::{Encoded, Events, Filter, LastEncoded};
 use crate::feed_ring::FeedRing;
 use crate::gaps::{Gaps, Passed};
+use crate::watch_merge::Entry;
 
 /// The result of reading at a position.
 #[derive(Debug)]
@@ -52,6 +53,10 @@ pub struct FeedState {
     pub wanted: Revision,
     /// The highest position of any reader; kept for catch-ups only.
     pub read_to: Revision,
+    /// The number of its readers.
+    pub readers: usize,
+    /// What readers were given last. Their revisions are those of [`Self::ring`]: it ends with that.
+    pub last_encoded: Option<LastEncoded>,
     /// The stores that hold events back, by their places in the feed's key, and since when.
     pub lagging: Vec<(usize, Instant)>,
 }
@@ -69,6 +74,8 @@ impl FeedState {
             moved: false,
             wanted: Revision::ZERO,
             read_to: Revision::ZERO,
+            readers: 0,
+            last_encoded: None,
             lagging: Vec::new(),
         }
     }
@@ -100,6 +107,21 @@ impl FeedState {
             self.read_to = taken.next;
         }
         (Take::Taken(taken), is_furthest)
+    }
+
+    /// The events of neighbouring entries of the ring that a watch with this filter wants; `None` if there are none.
+    /// Readers that are woken together mostly want the same of the same entries, which is encoded once.
+    #[must_use]
+    pub fn encoded(&mut self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded> {
+        if let Some(same) = self.last_encoded.as_ref().and_then(|last| last.get(entries, filter)) {
+            return same;
+        }
+        let encoded = Encoded::of(entries, filter);
+        self.last_encoded = match self.readers {
+            0 | 1 => None,
+            _ => LastEncoded::of(entries, filter, encoded.clone()),
+        };
+        encoded
     }
 
     /// Reads for all readers that rest at `stand`. `None` if each of them must look for itself with

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kindred_proto::raw::watch::watch_server;
-use kindred_transport::ending::{self, Produced};
+use kindred_transport::direct::{self, Joined};
+use kindred_transport::ending;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -30,7 +31,7 @@ impl Watch {
 
 #[tonic::async_trait]
 impl watch_server::Watch for Watch {
-    type WatchStream = Produced<ReceiverStream<Result<Bytes, Status>>>;
+    type WatchStream = Joined;
 
     async fn watch(&self, request: Request<Streaming<Bytes>>) -> Result<Response<Self::WatchStream>, Status> {
         let (to, messages) = mpsc::channel(TO_CLIENT_MAX);
@@ -47,6 +48,6 @@ impl watch_server::Watch for Watch {
             // Dropped last, so that the end of the channel comes after the mark of a good end.
             drop(to);
         });
-        Ok(Response::new(messages))
+        Ok(direct::response(messages))
     }
 }

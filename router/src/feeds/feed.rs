@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router_core::cursor::{Limit, Taken};
-use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_event::{Encoded, Events, Filter};
 use kindred_router_core::feed_registry::Joined;
 use kindred_router_core::feed_state::FeedState;
 pub use kindred_router_core::feed_state::{Stand, Take};
 use kindred_router_core::gaps::Passed;
 use kindred_router_core::store::StoreIx;
+use kindred_router_core::watch_merge::Entry;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -88,6 +89,12 @@ impl Feed {
     #[must_use]
     pub fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
         self.lock().state.look(stand, limit)
+    }
+
+    /// See [`FeedState::encoded`].
+    #[must_use]
+    pub fn encoded(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded> {
+        self.lock().state.encoded(entries, filter)
     }
 
     /// See [`FeedState::present`].
@@ -175,6 +182,7 @@ impl Reader {
         let id = shared.next_reader;
         shared.next_reader += 1;
         shared.readers.insert(id, bell.clone());
+        shared.state.readers = shared.readers.len();
         drop(shared);
         // There may be something already.
         bell.ring();
@@ -189,7 +197,10 @@ impl Reader {
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.feed.lock().readers.remove(&self.id);
+        let mut shared = self.feed.lock();
+        shared.readers.remove(&self.id);
+        shared.state.readers = shared.readers.len();
+        drop(shared);
         self.feed.kick.notify_one();
     }
 }

@@ -48,15 +48,17 @@ pub(super) async fn run(feeds: Arc<Feeds>, feed: Arc<Feed>) {
     task.step(Event::Begin);
     // The source to poll first; it rotates.
     let mut first = 0;
-    // Reset only after it has elapsed: advances become due, and unnecessary, with every event.
+    // Set anew only when it has elapsed or comes too late: advances become due, and unnecessary, with every event.
     let mut asking = std::pin::pin!(tokio::time::sleep(Duration::ZERO));
     while !task.over {
         if task.raising.is_empty() && !feed.lock().asking.is_empty() {
             task.step(Event::CallersWait);
         }
         let due = task.machine.due();
-        if let Some(due) = due.filter(|_| asking.is_elapsed()) {
-            asking.as_mut().reset(due.into());
+        if let Some(due) =
+            due.map(Instant::from).filter(|due| asking.is_elapsed() || *due < asking.deadline())
+        {
+            asking.as_mut().reset(due);
         }
         tokio::select! {
             (at, message) = next_message(&task.machine, &mut task.slots, first) => {

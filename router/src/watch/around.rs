@@ -9,13 +9,14 @@ use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::shard_v1::KeyRange;
 use kindred_router_core::cursor::{Limit, Taken};
-use kindred_router_core::feed_event::Events;
+use kindred_router_core::feed_event::{Encoded, Events, Filter};
 use kindred_router_core::feed_state::{Stand, Take};
 use kindred_router_core::gaps::Passed;
 use kindred_router_core::header_ids::HeaderIds;
 use kindred_router_core::place::{FeedKey, place};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
+use kindred_router_core::watch_merge::Entry;
 use kindred_router_core::watch_session::{
     Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
 };
@@ -238,6 +239,10 @@ impl FeedReader for Reader {
 
     fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
         self.feed().look(stand, limit)
+    }
+
+    fn encoded(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded> {
+        self.feed().encoded(entries, filter)
     }
 
     fn present(&self) -> Option<Stand> {

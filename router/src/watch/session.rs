@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kindred_router_core::watch_session::{End, Event, Said, Session, Settings};
 use kindred_transport::grpc;
+use kindred_wire::rope::Rope;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_stream::{Stream, StreamExt};
@@ -25,7 +26,7 @@ pub async fn serve<S>(
     credentials: Credentials,
     client: Arc<OpenConnection>,
     mut requests: S,
-    to: mpsc::Sender<Result<Bytes, Status>>,
+    to: mpsc::Sender<Result<Rope, Status>>,
 ) where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
@@ -53,7 +54,7 @@ async fn run<S>(
     session: &mut Session<Around>,
     requests: &mut S,
     upstream: &mut mpsc::Receiver<Inbound>,
-    to: &mpsc::Sender<Result<Bytes, Status>>,
+    to: &mpsc::Sender<Result<Rope, Status>>,
 ) -> Option<Status>
 where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,

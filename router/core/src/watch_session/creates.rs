@@ -120,7 +120,7 @@ impl<O: Outside> Session<O> {
             match self.creates.front() {
                 Some(Due::Answer(_)) => {
                     if let Some(Due::Answer(answer)) = self.pop_create() {
-                        self.outgoing.push_back(answer);
+                        self.say(answer);
                     }
                 }
                 Some(Due::Feed { uid, current: Some(current) }) => {
@@ -261,7 +261,7 @@ impl<O: Outside> Session<O> {
             *since = self.now;
             return;
         };
-        self.outgoing.push_back(message::refused(self.ids.header(self.seen), &reason));
+        self.say(message::refused(self.ids.header(self.seen), &reason));
         self.pop_create();
         // The create may be in the stream's queue: without a cancel, the store would keep a watch that no client has.
         if let Some(id) = self.watches.get(&uid).map(|watch| watch.upstream_id(uid)) {

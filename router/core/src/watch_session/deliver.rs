@@ -5,6 +5,7 @@ use kindred_partition_config::ids::Revision;
 use kindred_wire::answer::WatchResponse;
 use kindred_wire::kv::WatchHead;
 use kindred_wire::refusal::is_not_owned;
+use kindred_wire::rope::Rope;
 use kindred_wire::scan::WireError;
 
 use super::message::{self, NO_WATCH};
@@ -107,7 +108,7 @@ impl<O: Outside> Session<O> {
         let (admit, commands) = self.progress.admit(uid, Revision(first), Revision(last));
         let messages = before.into_iter().chain([message::for_client(bytes, self.ids, client_id)]);
         match admit {
-            Admit::Forward => self.outgoing.extend(messages),
+            Admit::Forward => self.outgoing.extend(messages.map(Rope::from)),
             Admit::Hold => self.hold(uid, messages),
         }
         self.follow(commands);
@@ -158,7 +159,7 @@ impl<O: Outside> Session<O> {
         }
         watch.announced = true;
         let (cancel, upstream_id) = (watch.cancel, watch.upstream_id(uid));
-        self.outgoing.push_back(message::for_client(bytes.clone(), self.ids, client_id));
+        self.say(message::for_client(bytes.clone(), self.ids, client_id));
         self.settle(uid);
         if cancel {
             self.send(store, message::cancel(upstream_id));
@@ -217,7 +218,7 @@ impl<O: Outside> Session<O> {
         if self.held.iter().any(|(held, _)| *held == uid) {
             self.hold(uid, [message]);
         } else {
-            self.outgoing.push_back(message);
+            self.say(message);
         }
     }
 }

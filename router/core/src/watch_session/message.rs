@@ -2,9 +2,10 @@
 
 use bytes::Bytes;
 use kindred_wire::answer::{WatchResponse, watch_events};
-use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len, put_watch_event};
+use kindred_wire::kv::{EventRef, KeyValueRef, WatchHead, part_len};
 use kindred_wire::patch::WatchPatch;
 use kindred_wire::peek::{ResponseHeader, WatchCreateRequest, revision_shown};
+use kindred_wire::rope::Rope;
 use kindred_wire::scan::WireError;
 use kindred_wire::watch_request;
 
@@ -100,33 +101,42 @@ pub(super) fn own(header: ResponseHeader, watch_id: i64, head: WatchHead<'_>) ->
     message.into()
 }
 
-/// Sends events as one message. With `fragment_bytes`, splits them into fragments of at most that size; a larger single
-/// event is a fragment of its own.
+/// Sends encoded events as one message. With `fragment_bytes`, splits them into fragments of at most that size; a larger
+/// single event is a fragment of its own.
 pub(super) fn with_events(
     head: WatchHead<'_>,
-    events: &[&[u8]],
+    events: Bytes,
     fragment_bytes: Option<usize>,
-    mut send: impl FnMut(Bytes),
+    mut send: impl FnMut(Rope),
 ) {
     let limit = fragment_bytes.unwrap_or(usize::MAX);
     let mut rest = events;
     loop {
-        let mut bytes = 0usize;
-        let fits = |event: &&&[u8]| {
-            let first = bytes == 0;
-            bytes += part_len(event);
-            first || bytes <= limit
-        };
-        let (now, later) = rest.split_at(rest.iter().take_while(fits).count());
-        let mut message = Vec::with_capacity(64 + now.iter().map(part_len).sum::<usize>());
-        WatchHead { fragment: !later.is_empty(), ..head }.put(&mut message);
-        now.iter().for_each(|event| put_watch_event(&mut message, event));
-        send(message.into());
-        if later.is_empty() {
+        let now = if rest.len() <= limit { rest.len() } else { fragment(&rest, limit) };
+        let now = rest.split_to(now);
+        let mut message = Vec::with_capacity(64);
+        WatchHead { fragment: !rest.is_empty(), ..head }.put(&mut message);
+        let mut message = Rope::from(Bytes::from(message));
+        message.push(now);
+        send(message);
+        if rest.is_empty() {
             return;
         }
-        rest = later;
     }
+}
+
+/// The length of the first events that fit into so many bytes, or of the first one.
+fn fragment(events: &[u8], limit: usize) -> usize {
+    let mut length = 0;
+    // The session encoded them itself, so all of them parse.
+    for event in watch_events(events).flatten() {
+        let with = length + part_len(event);
+        if length > 0 && with > limit {
+            break;
+        }
+        length = with;
+    }
+    if length == 0 { events.len() } else { length }
 }
 
 /// The answer to a refused create, as etcd sends it: created and cancelled at once, with the id -1.

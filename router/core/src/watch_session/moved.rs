@@ -186,7 +186,7 @@ impl<O: Outside> Session<O> {
         let Some(watch) = self.watches.get(&uid) else { return };
         if announced {
             let head = WatchHead { canceled: true, cancel_reason: reason, ..WatchHead::default() };
-            self.outgoing.push_back(message::own(header, watch.client_id, head));
+            self.say(message::own(header, watch.client_id, head));
         } else {
             self.due_again(uid, Due::Answer(message::refused(header, reason)));
         }

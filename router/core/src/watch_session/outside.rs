@@ -10,12 +10,13 @@ use kindred_wire::peek::WatchCreateRequest;
 
 use super::types::{Ask, FeedNo};
 use crate::cursor::{Limit, Taken};
-use crate::feed_event::Events;
+use crate::feed_event::{Encoded, Events, Filter};
 use crate::feed_state::{Stand, Take};
 use crate::gaps::Passed;
 use crate::place::FeedKey;
 use crate::routes::Routes;
 use crate::store::StoreIx;
+use crate::watch_merge::Entry;
 
 /// The feed that has more, by the session's own numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +44,8 @@ pub trait FeedReader {
     fn take(&self, position: Revision, passed: &mut Passed, limit: Limit) -> Take;
     /// Reads for all readers that rest at `stand`.
     fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>>;
+    /// The events of neighbouring entries, read from this feed, that a watch with this filter wants.
+    fn encoded(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded>;
     /// Where readers stand that were given everything.
     fn present(&self) -> Option<Stand>;
     /// No event at or below this revision is still to come.

@@ -18,7 +18,7 @@ use super::outside::{Count, FeedReader, Outside, Rung};
 use super::state::{Due, FeedWatch, Followed, Session, Turn, Watch};
 use super::types::{FeedNo, Origin, Present};
 use crate::cursor::{Limit, Taken};
-use crate::feed_event::Events;
+use crate::feed_event::{Encoded, Events};
 use crate::feed_state::{Stand, Take};
 use crate::gaps::Passed;
 use crate::place::FeedKey;
@@ -188,7 +188,7 @@ impl<O: Outside> Session<O> {
         let (client_id, cancel, start) = (watch.client_id, watch.cancel, watch.create.start_revision);
         self.show(uid, current.get());
         let head = WatchHead { created: true, ..WatchHead::default() };
-        self.outgoing.push_back(message::own(self.ids.header(current.get()), client_id, head));
+        self.say(message::own(self.ids.header(current.get()), client_id, head));
         self.give_turn(uid);
         let compacted = self.outside.compacted().get();
         if cancel {
@@ -380,16 +380,16 @@ impl<O: Outside> Session<O> {
         let Some(watch) = self.watches.get_mut(&uid) else { return false };
         let Some(side) = &mut watch.feed else { return false };
         watch.next = taken.next.get();
-        let (mut events, mut span) = (Vec::new(), None);
-        for entry in &taken.entries {
-            let before = events.len();
-            events.extend(entry.payload.iter().filter_map(|event| side.filter.pick(event)));
-            if events.len() > before {
-                let (first, _) = span.unwrap_or((entry.revision, entry.revision));
-                span = Some((first, entry.revision));
-            }
-        }
-        let Some((first, last)) = span else { return taken.more };
+        let of_feed = match (&side.catch_up, watch.origin) {
+            (None, Origin::Feed(no)) => self.feeds.get(&no),
+            _ => None,
+        };
+        // A catch-up has few readers, which stand at different positions.
+        let encoded = match of_feed {
+            Some(followed) => followed.live.encoded(&taken.entries, &side.filter),
+            None => Encoded::of(&taken.entries, &side.filter),
+        };
+        let Some(Encoded { span: (first, last), fields }) = encoded else { return taken.more };
         side.quiet = false;
         // With more to come, the header must not promise more than was sent.
         let header = if taken.more { last } else { taken.next.prev() };
@@ -403,7 +403,7 @@ impl<O: Outside> Session<O> {
         let fragment_bytes = side.fragment.then_some(self.settings.fragment_bytes);
         let fresh = side.caught_up && side.catch_up.is_none();
         let mut bytes = 0;
-        message::with_events(head, &events, fragment_bytes, |message| {
+        message::with_events(head, fields, fragment_bytes, |message| {
             bytes += message.len();
             self.outgoing.push_back(message);
         });
@@ -417,7 +417,7 @@ impl<O: Outside> Session<O> {
         let Some(watch) = self.watches.get(&uid) else { return };
         let head = WatchHead { canceled: true, compact_revision: floor.get(), ..WatchHead::default() };
         let header = self.ids.header(self.seen);
-        self.outgoing.push_back(message::own(header, watch.client_id, head));
+        self.say(message::own(header, watch.client_id, head));
         self.remove(uid);
     }
 

@@ -221,7 +221,7 @@ impl<O: Outside> Session<O> {
                 Command::Answer(at) => self.answer(at),
                 Command::Release => {
                     self.held_bytes = 0;
-                    self.outgoing.extend(self.held.drain(..).map(|(_, message)| message));
+                    self.outgoing.extend(self.held.drain(..).map(|(_, message)| message.into()));
                 }
             }
         }
@@ -242,7 +242,7 @@ impl<O: Outside> Session<O> {
         uids.into_iter().for_each(|uid| self.show(uid, at.get()));
         for uid in std::mem::take(&mut self.periodic) {
             if let Some(watch) = self.watches.get(&uid) {
-                self.outgoing.push_back(message::own(header, watch.client_id, WatchHead::default()));
+                self.say(message::own(header, watch.client_id, WatchHead::default()));
             }
         }
         let manual = !std::mem::take(&mut self.only_periodic);
@@ -252,7 +252,7 @@ impl<O: Outside> Session<O> {
             if !self.progress.in_round() && (request.passed_on.is_none() || request.owed == 0) {
                 self.requested = None;
             }
-            self.outgoing.push_back(message::own(header, NO_WATCH, WatchHead::default()));
+            self.say(message::own(header, NO_WATCH, WatchHead::default()));
         }
     }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::key::KeyRange;
 use kindred_partition_config::kind::KindPrefix;
+use kindred_wire::rope::Rope;
 
 use super::message::Create;
 use super::outside::Outside;
@@ -191,7 +192,7 @@ pub struct Session<O: Outside> {
     pub(super) ids: HeaderIds,
     /// The time of the event that it handles.
     pub(super) now: Instant,
-    pub(super) outgoing: VecDeque<Bytes>,
+    pub(super) outgoing: VecDeque<Rope>,
     pub(super) watches: BTreeMap<i64, Watch<O::Reader>>,
     pub(super) upstreams: BTreeMap<StoreIx, Upstream>,
     pub(super) creates: VecDeque<Due>,

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use kindred_wire::kv::WatchHead;
 use kindred_wire::peek::WatchRequest;
 use kindred_wire::refusal::KindredError;
+use kindred_wire::rope::Rope;
 
 use super::creates::CREATE_WAIT;
 use super::message::{self, Create};
@@ -33,8 +34,13 @@ impl<O: Outside> Session<O> {
     }
 
     /// Takes the next message for the client.
-    pub fn next_message(&mut self) -> Option<Bytes> {
+    pub fn next_message(&mut self) -> Option<Rope> {
         self.outgoing.pop_front()
+    }
+
+    /// Queues a message in one piece for the client.
+    pub(super) fn say(&mut self, message: Bytes) {
+        self.outgoing.push_back(message.into());
     }
 
     /// Whether [`Event::Upstream`] may come.

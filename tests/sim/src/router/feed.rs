@@ -13,7 +13,7 @@ use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_router::feeds::raise::common;
 use kindred_router::not_owned::NotOwned;
 use kindred_router_core::cursor::{self, Limit, Look, Taken};
-use kindred_router_core::feed_event::{Events, FeedEvent, entry};
+use kindred_router_core::feed_event::{Encoded, Events, FeedEvent, Filter, entry};
 use kindred_router_core::feed_machine::{Command, Event, FeedMachine, Limits, Message, OPEN_MAX, TICK};
 use kindred_router_core::feed_state::{FeedState, Stand, Take};
 use kindred_router_core::gaps::{Gap, Passed};
@@ -54,6 +54,9 @@ struct Recorded {
     at: usize,
     covered: Revision,
 }
+
+/// Each reader stands for so many, so that feeds also put off wakes.
+const READER_COUNTS: usize = 8;
 
 pub struct Feed {
     pub key: FeedKey,
@@ -126,6 +129,11 @@ impl Feed {
         self.state.borrow().look(stand, limit)
     }
 
+    /// The events of these entries that a watch with this filter wants.
+    pub(super) fn encoded(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded> {
+        self.state.borrow_mut().encoded(entries, filter)
+    }
+
     /// The position of readers that have everything.
     pub(super) fn present(&self) -> Option<Stand> {
         self.state.borrow().present()
@@ -185,6 +193,10 @@ impl Feed {
 
     pub(super) fn has_ended(&self) -> bool {
         self.state.borrow().ended
+    }
+
+    fn count_readers(&self) {
+        self.state.borrow_mut().readers = self.readers.borrow().len() * READER_COUNTS;
     }
 
     fn wake_readers(&self) {
@@ -517,6 +529,7 @@ impl Reader {
         let id = feed.next_reader.get();
         feed.next_reader.set(id + 1);
         feed.readers.borrow_mut().insert(id, (bells.clone(), who));
+        feed.count_readers();
         // There may be something already.
         bells.ring(who);
         Self { feed, id }
@@ -526,6 +539,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         self.feed.readers.borrow_mut().remove(&self.id);
+        self.feed.count_readers();
         self.feed.kick();
     }
 }

@@ -167,7 +167,7 @@ impl Session {
             && let Some(message) = machine.next_message()
         {
             self.unread.set(self.unread.get() + 1);
-            (self.to_client)(Some(message));
+            (self.to_client)(Some(message.into_bytes()));
         }
         if let Some(end) = ended {
             self.router.world.note(format_args!("r{} a session ends: {end:?}", self.router.at));

@@ -176,7 +176,7 @@ impl Client {
 
     /// Reads one message.
     pub fn hear(&mut self) -> Option<String> {
-        let message = self.session.next_message()?;
+        let message = self.session.next_message()?.into_bytes();
         self.turns();
         Some(words(&message))
     }

@@ -16,13 +16,14 @@ use kindred_wire::peek::{WatchCreateRequest, WatchRequest};
 
 use super::super::{Ask, Count, FeedNo, FeedReader, Origin, Outside, Rung};
 use crate::cursor::{Limit, Taken};
-use crate::feed_event::{Events, FeedEvent, entry};
+use crate::feed_event::{Encoded, Events, FeedEvent, Filter, entry};
 use crate::feed_ring::FeedRing;
 use crate::feed_state::{FeedState, Stand, Take};
 use crate::gaps::{Gap, Passed};
 use crate::place::FeedKey;
 use crate::routes::Routes;
 use crate::store::{StoreIx, StoreKind};
+use crate::watch_merge::Entry;
 
 pub const A: StoreIx = StoreIx(0);
 pub const B: StoreIx = StoreIx(1);
@@ -195,6 +196,10 @@ impl FeedReader for Reader {
 
     fn look(&self, stand: Stand, limit: Limit) -> Option<Taken<Events>> {
         self.feed.state.borrow().look(stand, limit)
+    }
+
+    fn encoded(&self, entries: &[Entry<Events>], filter: &Filter) -> Option<Encoded> {
+        self.feed.state.borrow_mut().encoded(entries, filter)
     }
 
     fn present(&self) -> Option<Stand> {
