@@ -10,6 +10,7 @@ use std::{
 use anyhow::Context;
 
 use crate::{
+    grpc_go,
     load::{Kind, Shape, Target},
     measure::{self, Sample, Split},
     pinned_etcd,
@@ -57,6 +58,9 @@ pub struct Options {
     /// The etcd to compare with [default: the pinned one, which `tests/peers/install etcd` builds].
     #[arg(long, value_name = "FILE")]
     etcd: Option<PathBuf>,
+    /// The load by etcd's own client [default: that of `tests/peers`].
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
     /// The mem_etcd to compare with.
     #[arg(long, value_name = "FILE", env = "MEM_ETCD")]
     mem_etcd: Option<PathBuf>,
@@ -71,9 +75,11 @@ struct Load {
     rate: Option<u64>,
     /// The divisor for the number of operations.
     part: u64,
+    /// Whether etcd's own client makes the calls, as in a kube-apiserver.
+    by_grpc_go: bool,
 }
 
-const LOADS: [Load; 7] = [
+const LOADS: [Load; 10] = [
     closed("optimistic update, 66 x 1", Kind::TxnPut, CONNECTIONS, CONNECTIONS, 1),
     closed("get, 66 x 1", Kind::Get, CONNECTIONS, CONNECTIONS, 1),
     Load {
@@ -83,6 +89,7 @@ const LOADS: [Load; 7] = [
         in_flight: CONNECTIONS,
         rate: Some(RATE),
         part: 8,
+        by_grpc_go: false,
     },
     Load {
         name: "lease updates of 5,000 nodes, 559/s on 66 connections",
@@ -91,6 +98,24 @@ const LOADS: [Load; 7] = [
         in_flight: CONNECTIONS,
         rate: Some(NODES_RATE),
         part: 8,
+        by_grpc_go: false,
+    },
+    Load {
+        by_grpc_go: true,
+        ..closed("optimistic update, 66 x 1, by etcd's client", Kind::TxnPut, CONNECTIONS, CONNECTIONS, 1)
+    },
+    Load {
+        by_grpc_go: true,
+        ..closed("get, 66 x 1, by etcd's client", Kind::Get, CONNECTIONS, CONNECTIONS, 1)
+    },
+    Load {
+        name: "lease updates of 5,000 nodes, 559/s on 66 connections, by etcd's client",
+        kind: Kind::TxnPut,
+        connections: CONNECTIONS,
+        in_flight: CONNECTIONS,
+        rate: Some(NODES_RATE),
+        part: 8,
+        by_grpc_go: true,
     },
     closed("optimistic update, 64 on 4", Kind::TxnPut, 4, 64, 1),
     closed("get, 64 on 4", Kind::Get, 4, 64, 1),
@@ -98,7 +123,7 @@ const LOADS: [Load; 7] = [
 ];
 
 const fn closed(name: &'static str, kind: Kind, connections: usize, in_flight: usize, part: u64) -> Load {
-    Load { name, kind, connections, in_flight, rate: None, part }
+    Load { name, kind, connections, in_flight, rate: None, part, by_grpc_go: false }
 }
 
 /// A server, with the targets of each shape, which know the same revisions.
@@ -226,18 +251,32 @@ async fn start(options: &Options, peers: &Peers, chosen: &[Subject]) -> anyhow::
     Ok(all)
 }
 
+/// Measures one round of a load, and returns how many operations came before those that count.
+async fn round(options: &Options, running: &Running, load: &Load) -> anyhow::Result<(Sample, u64)> {
+    let ops = (options.ops / load.part).max(1);
+    let sample = match (load.by_grpc_go, &options.load) {
+        (true, Some(program)) => {
+            let size = (load.connections, options.value_bytes);
+            return Ok((
+                grpc_go::ops(program, &running.server, load.kind, size, ops, load.rate).await?,
+                grpc_go::warm_up(load.connections),
+            ));
+        }
+        _ => measure::ops(&running.server, &running.target(load), load.kind, ops, load.rate).await?,
+    };
+    Ok((sample, measure::warm_up(ops)))
+}
+
 async fn row(options: &Options, all: &[Running], load: &Load) -> anyhow::Result<Vec<Cell>> {
     let mut cells: Vec<Cell> = all.iter().map(|_| Cell::default()).collect();
-    let ops = (options.ops / load.part).max(1);
-    for round in 0..options.rounds {
-        for at in turns(all.len(), round) {
+    for number in 0..options.rounds {
+        for at in turns(all.len(), number) {
             let (running, cell) = (&all[at], &mut cells[at]);
             if cell.failed.is_some() {
                 continue;
             }
-            let target = running.target(load);
-            match measure::ops(&running.server, &target, load.kind, ops, load.rate).await {
-                Ok(sample) => cell.samples.push(sample),
+            match round(options, running, load).await {
+                Ok((sample, _)) => cell.samples.push(sample),
                 Err(error) if running.subject == Subject::MemEtcd => cell.failed = Some(format!("{error:#}")),
                 Err(error) => return Err(error.context(running.subject.name())),
             }
@@ -245,11 +284,10 @@ async fn row(options: &Options, all: &[Running], load: &Load) -> anyhow::Result<
     }
     // In a round of its own, since counting costs time.
     for (running, cell) in all.iter().zip(&mut cells).filter(|(_, cell)| cell.failed.is_none()) {
-        let target = running.target(load);
         let counting = Syscalls::begin(&running.server.pids).await;
-        measure::ops(&running.server, &target, load.kind, ops, load.rate).await?;
+        let (_, warm_up) = round(options, running, load).await?;
         // With those that warmed up, and those of the half second before, in which there is nothing to do.
-        let counted = (ops + measure::warm_up(ops)) as f64;
+        let counted = ((options.ops / load.part).max(1) + warm_up) as f64;
         let counts = counting.and_then(Syscalls::end);
         cell.syscalls = counts.map(|counts| counts.into_iter().map(|count: f64| count / counted).collect());
     }
@@ -257,7 +295,11 @@ async fn row(options: &Options, all: &[Running], load: &Load) -> anyhow::Result<
 }
 
 #[allow(clippy::print_stdout, reason = "the result of the program")]
-pub async fn run(options: Options) -> anyhow::Result<()> {
+pub async fn run(mut options: Options) -> anyhow::Result<()> {
+    let loads: Vec<&Load> = LOADS.iter().filter(|load| load.name.contains(&options.only)).collect();
+    if options.load.is_none() && loads.iter().any(|load| load.by_grpc_go) {
+        options.load = Some(grpc_go::pinned()?);
+    }
     let asked = match options.subjects.as_slice() {
         [] => {
             let mut all = vec![Subject::Etcd, Subject::Shard, Subject::Router, Subject::Together];
@@ -295,7 +337,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
     ));
     say("| load | server | CPU us | of etcd | user | system | sleeps | preempted | system calls | p50 us | p99 us |".to_owned());
     say(format!("|{}", " --- |".repeat(11)));
-    for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
+    for load in loads {
         let cells = row(&options, &all, load).await.context(load.name)?;
         let etcd = all.iter().zip(&cells).find(|(running, _)| running.subject == Subject::Etcd);
         let etcd = etcd.map(|(_, cell)| cell.cpu().median);

@@ -12,6 +12,7 @@ mod creates;
 mod during;
 mod echo;
 mod fsync;
+mod grpc_go;
 mod headline;
 mod instructions;
 mod lists;
@@ -95,12 +96,18 @@ enum Mode {
 }
 
 fn pinned_etcd() -> anyhow::Result<PathBuf> {
+    pinned("etcd").context("pass --etcd")
+}
+
+/// A peer of the set that etcd is of.
+fn pinned(name: &str) -> anyhow::Result<PathBuf> {
     let output =
         Command::new("tests/peers/install").arg("etcd").output().context("tests/peers/install etcd")?;
     let text = String::from_utf8(output.stdout)?;
     text.lines()
-        .find_map(|line| line.strip_prefix("etcd ")?.split_whitespace().next().map(PathBuf::from))
-        .context("tests/peers/install named no etcd; run from the root of the repository or pass --etcd")
+        .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+        .find_map(|rest| rest.split_whitespace().next().map(PathBuf::from))
+        .with_context(|| format!("tests/peers/install named no {name}; run from the root of the repository"))
 }
 
 #[tokio::main(flavor = "current_thread")]

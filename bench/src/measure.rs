@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -67,27 +67,44 @@ impl Sample {
 }
 
 /// What a server's processes had used at the start of a measurement.
-struct Before<'a> {
+pub struct Before<'a> {
     pids: &'a [(String, u32)],
     usage: Vec<Usage>,
     began: Instant,
 }
 
+/// What they used during a measurement.
+pub struct Used {
+    by_role: Vec<(String, Usage)>,
+    took: Duration,
+}
+
+impl Used {
+    /// The cost of an operation, if there were so many.
+    pub fn sample(self, ops: u64, latency: Latency) -> Sample {
+        let count = ops as f64;
+        let each = |(role, used): &(String, Usage)| (role.clone(), used.nanos as f64 / 1e3 / count);
+        let cpu_us = self.by_role.iter().map(each).collect();
+        let split = self.by_role.into_iter().map(|(role, used)| (role, Split::of(used, ops))).collect();
+        Sample { cpu_us, split, latency, ops_per_second: count / self.took.as_secs_f64() }
+    }
+}
+
 impl<'a> Before<'a> {
-    fn now(pids: &'a [(String, u32)]) -> anyhow::Result<Self> {
+    /// Begins a measurement.
+    pub fn now(pids: &'a [(String, u32)]) -> anyhow::Result<Self> {
         let usage = pids.iter().map(|(_, pid)| Usage::of(*pid)).collect::<Result<_, _>>()?;
         Ok(Self { pids, usage, began: Instant::now() })
     }
 
-    fn sample(self, ops: u64, latency: Latency) -> anyhow::Result<Sample> {
+    /// Ends it.
+    pub fn end(self) -> anyhow::Result<Used> {
         let took = self.began.elapsed();
-        let (mut cpu_us, mut split) = (Vec::new(), Vec::new());
-        for ((role, pid), before) in self.pids.iter().zip(&self.usage) {
-            let used = Usage::of(*pid)?.since(*before);
-            cpu_us.push((role.clone(), used.nanos as f64 / 1e3 / ops as f64));
-            split.push((role.clone(), Split::of(used, ops)));
-        }
-        Ok(Sample { cpu_us, split, latency, ops_per_second: ops as f64 / took.as_secs_f64() })
+        let used = |((role, pid), before): (&(String, u32), &Usage)| {
+            anyhow::Ok((role.clone(), Usage::of(*pid)?.since(*before)))
+        };
+        let by_role = self.pids.iter().zip(&self.usage).map(used).collect::<Result<_, _>>()?;
+        Ok(Used { by_role, took })
     }
 }
 
@@ -122,7 +139,7 @@ pub async fn ops_of(
         Some(rate) => target.open(kind, ops, rate).await?,
     };
     let (ops, refused) = (outcome.ops(), outcome.refused);
-    let sample = before.sample(ops, Latency::of(outcome.nanos))?;
+    let sample = before.end()?.sample(ops, Latency::of(outcome.nanos));
     anyhow::ensure!(refused * 100 <= ops * REFUSED_MAX_PERCENT, "{refused} of {ops} updates were refused");
     Ok(sample)
 }
@@ -166,7 +183,7 @@ pub async fn events(
         };
         nanos.extend(watcher.await??.into_iter().zip(&sent).map(late));
     }
-    before.sample(nanos.len() as u64, Latency::of(nanos))
+    Ok(before.end()?.sample(nanos.len() as u64, Latency::of(nanos)))
 }
 
 /// Numbered writes in a closed loop; returns when each began.

@@ -36,7 +36,7 @@ pub struct Options {
     /// Bytes of a value.
     #[arg(long, default_value_t = 100)]
     value_bytes: usize,
-    /// Updates and gets per round; probes are a quarter of that, and pages a fiftieth.
+    /// Updates and gets per round; probes and wakes are a quarter of that, and pages a fiftieth.
     #[arg(long, default_value_t = 20_000)]
     ops: u64,
     /// Interleaved rounds; the tables show medians.
@@ -241,6 +241,7 @@ fn watched(as_range: bool, at: usize) -> anyhow::Result<watching::Watched> {
 async fn wakes(options: &Options) -> anyhow::Result<()> {
     let server = servers::routed()?;
     let target = options.filled(&server, 1).await?;
+    let ops = (options.ops / 4).max(1);
     let mut samples: Samples = vec![vec![Vec::new(); options.watches.len()]; WATCHED.len()];
     for round in 0..options.rounds {
         for level in turns(options.watches.len(), round) {
@@ -248,9 +249,8 @@ async fn wakes(options: &Options) -> anyhow::Result<()> {
                 let stream = (0..options.watches[level]).map(|at| watched(as_range, at));
                 let stream = stream.collect::<Result<_, _>>()?;
                 let watching = watching::start(&server.endpoint, vec![stream], None).await?;
-                let sample =
-                    measure::ops(&server, &target, Kind::Put, options.ops, Some(WAKES_PER_SECOND)).await?;
-                watching.wait(options.ops).await?;
+                let sample = measure::ops(&server, &target, Kind::Put, ops, Some(WAKES_PER_SECOND)).await?;
+                watching.wait(ops).await?;
                 watching.finish().await?;
                 samples[level].push(sample);
             }

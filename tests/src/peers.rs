@@ -87,7 +87,7 @@ pub fn peers_dir() -> &'static Path {
 /// If the peer cannot be built. The error has the output of `tests/peers/install`, which says what is missing.
 pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
-        "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" => (PeerSet::Etcd, &ETCD),
+        "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" | "etcd-load" => (PeerSet::Etcd, &ETCD),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "k3s-datastore-check" => (PeerSet::Kine, &KINE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
