@@ -11,8 +11,10 @@ use crate::clock::process_cpu;
 
 /// The pause of a process that works, well below the second after which the allocator acts in any thread.
 const BUSY: Duration = Duration::from_millis(400);
-/// The pause of a process that does next to nothing. What is freed as it begins to work is returned within this second.
+/// The first pause of a process that does next to nothing. It doubles up to [`IDLE_MAX`] while that lasts.
 const IDLE: Duration = Duration::from_secs(1);
+/// What is freed as a process begins to work is returned within so long, or by the threads that work.
+const IDLE_MAX: Duration = Duration::from_secs(4);
 /// The share of a processor above which a process works, in parts of a hundred.
 const BUSY_PERCENT: u32 = 2;
 
@@ -38,7 +40,7 @@ pub fn aside() {
 
 /// The next pause of a process that used so much of a processor in the last one.
 fn pause(used: Duration, last: Duration) -> Duration {
-    if used * 100 > last * BUSY_PERCENT { BUSY } else { IDLE }
+    if used * 100 > last * BUSY_PERCENT { BUSY } else { (last * 2).clamp(IDLE, IDLE_MAX) }
 }
 
 #[expect(unsafe_code, reason = "the allocator's own call, which has no arguments that could be wrong")]
@@ -50,13 +52,14 @@ fn give_back() {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, Duration, IDLE, pause};
+    use super::{BUSY, Duration, IDLE, IDLE_MAX, pause};
 
     #[test]
-    fn a_process_that_does_nothing_is_woken_once_a_second() {
+    fn a_process_that_does_nothing_is_woken_less_and_less_often() {
         let used = Duration::from_millis;
         assert_eq!([pause(used(8), BUSY), pause(used(9), BUSY)], [IDLE, BUSY]);
-        assert_eq!([pause(used(20), IDLE), pause(used(21), IDLE)], [IDLE, BUSY]);
+        assert_eq!([pause(used(20), IDLE), pause(used(21), IDLE)], [IDLE * 2, BUSY]);
+        assert_eq!([pause(used(80), IDLE_MAX), pause(used(81), IDLE_MAX)], [IDLE_MAX, BUSY]);
     }
 
     #[global_allocator]
