@@ -144,6 +144,18 @@ impl HashIndex {
         Some(table.0[group].numbers[at])
     }
 
+    /// Looks at the list of the table of a hash, for [`crate::keyspace::Keyspace::warm`].
+    #[inline]
+    pub(crate) fn warm_table(&self, hash: u64) -> usize {
+        self.table(table_of(hash, self.tables)).0.len()
+    }
+
+    /// Looks at the groups of the table of a hash, and returns the first number with its tag.
+    #[inline]
+    pub(crate) fn warm_groups(&self, hash: u64) -> Option<u32> {
+        self.find(hash, |_| true)
+    }
+
     /// Adds a number that is not in the set. `hash_of` gives the hashes of other numbers.
     pub(crate) fn insert(&mut self, hash: u64, number: u32, hash_of: impl Fn(&u32) -> u64) {
         if self.len >= self.tables * FILLED {

@@ -1,7 +1,7 @@
 //! The keys of one Kind, or those of no Kind: objects by hash and in key order, their event log, and the log of creates
 //! and deletes from which counts at older revisions are computed.
 
-use std::{collections::BTreeMap, hash::BuildHasher};
+use std::{collections::BTreeMap, hash::BuildHasher, hint::black_box};
 
 use hashbrown::DefaultHashBuilder;
 use kindred_partition_config::{ids::Revision, key::Key};
@@ -46,6 +46,9 @@ struct Objects {
     pieces: Vec<Vec<Option<Object>>>,
     len: usize,
 }
+
+/// So many objects do not fit into a processor's caches with what refers to them.
+const WARM_MIN: usize = if cfg!(test) { 8 } else { 1 << 16 };
 
 /// Objects per piece.
 const PIECE: usize = 4096;
@@ -147,6 +150,24 @@ impl Keyspace {
 
     pub(crate) fn object(&self, key: &[u8]) -> Option<&Object> {
         self.by_id(self.find(key)?)
+    }
+
+    /// Looks at what lookups of these keys will look at, one step for all of them at a time. The steps of one lookup
+    /// wait for each other, each for memory that is far away in a large keyspace; those of different keys do not.
+    pub(crate) fn warm<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) {
+        let hashes: Vec<u64> = keys.map(|key| self.hasher.hash_one(key)).collect();
+        let groups: usize = hashes.iter().map(|hash| self.by_hash.warm_table(*hash)).sum();
+        black_box(groups);
+        let ids: Vec<ObjectId> = hashes.iter().filter_map(|hash| self.by_hash.warm_groups(*hash)).collect();
+        let objects = ids.iter().filter(|id| self.by_id(**id).is_some()).count();
+        black_box(objects);
+        let bytes: usize = ids.iter().filter_map(|id| Some(self.by_id(*id)?.head().encoded_room())).sum();
+        black_box(bytes);
+    }
+
+    /// Whether the keyspace is so large that [`Keyspace::warm`] is worth more than it costs.
+    pub(crate) fn is_large(&self) -> bool {
+        self.objects.len >= WARM_MIN
     }
 
     fn by_id(&self, id: ObjectId) -> Option<&Object> {

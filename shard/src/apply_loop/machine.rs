@@ -214,6 +214,9 @@ impl Machine {
     }
 
     fn execute_batch(&mut self, now: Instant, ops: Vec<Batched>) {
+        if ops.len() > 1 {
+            self.core.engine.warm(ops.iter().filter_map(|op| op.call.key()));
+        }
         for op in ops {
             if op.reply.is_wanted(now) {
                 self.execute(now, op.into());

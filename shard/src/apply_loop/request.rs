@@ -82,6 +82,19 @@ pub(crate) enum BatchedCall {
     Release(Vec<PinId>),
 }
 
+impl BatchedCall {
+    /// The key that the operation looks up first, if it is about single keys.
+    pub fn key(&self) -> Option<&[u8]> {
+        let range = match self {
+            Self::Apply(Op::Put(put)) => return Some(&put.key),
+            Self::Apply(Op::Txn(txn)) => &txn.compares.first()?.range,
+            Self::Read(query) => &query.range,
+            _ => return None,
+        };
+        matches!(range, KeyRange::Single(_)).then(|| &range.start()[..])
+    }
+}
+
 /// The request `RaiseSince`, as a call of its own or in a batch.
 #[derive(Debug, Clone)]
 pub struct RaiseSince {

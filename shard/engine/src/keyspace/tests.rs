@@ -78,3 +78,26 @@ fn a_copy_begins_with_the_version_before_the_floor_and_not_with_one_that_a_pin_k
     let copied: Vec<i64> = copied.versions.iter().map(|version| version.mod_revision().get()).collect();
     assert_eq!(copied, [20, 30]);
 }
+
+#[test]
+fn a_look_ahead_takes_any_keys_and_changes_nothing() {
+    let mut keys = Keyspace::new();
+    keys.warm([&b"none"[..]].into_iter());
+    for key in 0..2_000 {
+        keys.write(put(key, 10 + key as i64, 10 + key as i64));
+    }
+    assert!(keys.is_large());
+    let names: Vec<Vec<u8>> = (0..2_100).map(|key| put(key, 1, 1).key().to_vec()).collect();
+    let found = |keys: &Keyspace| -> Vec<_> {
+        let at = |name: &Vec<u8>| Some(keys.object(name)?.head().mod_revision());
+        names.iter().map(at).collect()
+    };
+    let before = found(&keys);
+    assert_eq!(before.iter().flatten().count(), 2_000);
+    for some in names.chunks(7) {
+        keys.warm(some.iter().map(Vec::as_slice));
+    }
+    keys.warm(names.iter().chain(&names).map(Vec::as_slice));
+    keys.warm(std::iter::empty());
+    assert_eq!(found(&keys), before);
+}
