@@ -79,6 +79,12 @@ impl Object {
         self.older.iter().flat_map(|older| older.iter()).chain(std::iter::once(&self.head))
     }
 
+    /// The versions written at or after `from`, without a look at each of the others.
+    pub(crate) fn versions_from(&self, from: Revision) -> impl Iterator<Item = &Version> {
+        let older = self.older.iter().flat_map(move |older| older.iter_from(from));
+        older.chain(std::iter::once(&self.head).filter(move |head| head.mod_revision() >= from))
+    }
+
     /// Drops some of the versions that no read at or above `floor`, no pin and no watch from `floor` on needs. Called
     /// once for each event of this key that falls below the floor, it drops all of them.
     pub(crate) fn prune(&mut self, floor: Revision, pins: &Pins) -> Pruned {
@@ -140,6 +146,19 @@ mod tests {
 
     fn revisions(object: &Object) -> Vec<i64> {
         object.versions().map(|v| v.mod_revision().get()).collect()
+    }
+
+    #[test]
+    fn versions_from_a_revision_are_the_last_ones() {
+        for count in 1..20_i64 {
+            let object = object((1..=count).map(|at| put(10 * at)).collect());
+            for from in 0..10 * count + 20 {
+                let found: Vec<i64> =
+                    object.versions_from(Revision(from)).map(|v| v.mod_revision().get()).collect();
+                let all = revisions(&object).into_iter();
+                assert_eq!(found, all.filter(|at| *at >= from).collect::<Vec<_>>(), "{count}, {from}");
+            }
+        }
     }
 
     #[test]

@@ -45,6 +45,13 @@ impl Older {
         self.few.iter().flatten().chain(self.many.iter().flat_map(|many| &many.0))
     }
 
+    /// The versions written at or after `from`.
+    pub(super) fn iter_from(&self, from: Revision) -> impl Iterator<Item = &Version> {
+        let is_earlier = move |version: &Version| version.mod_revision() < from;
+        let few = self.few.iter().flatten().filter(move |version| !is_earlier(version));
+        few.chain(self.many.iter().flat_map(move |many| many.0.range(many.0.partition_point(is_earlier)..)))
+    }
+
     /// The last version written at or before `at`.
     pub(super) fn at(&self, at: Revision) -> Option<&Version> {
         let before = |version: &Version| version.mod_revision() <= at;

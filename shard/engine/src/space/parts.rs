@@ -77,10 +77,8 @@ impl Space {
     ) -> impl Iterator<Item = &'s Event> {
         let spaces: Vec<&Keyspace> = self.spaces(home, view).collect();
         let object = spaces.iter().find_map(|keys| keys.object(key));
-        let chain = object.into_iter().flat_map(|object| object.versions());
-        chain
-            .filter(move |version| version.mod_revision() >= from)
-            .filter_map(move |version| spaces.iter().find_map(|keys| keys.event_of(version)))
+        let chain = object.into_iter().flat_map(move |object| object.versions_from(from));
+        chain.filter_map(move |version| spaces.iter().find_map(|keys| keys.event_of(version)))
     }
 
     // ---- ownership checks
