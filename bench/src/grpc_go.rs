@@ -22,7 +22,7 @@ const NAME: &str = "etcd-load";
 /// The calls of each connection before those that count.
 const WARM_UP: u64 = 10;
 
-/// How many operations precede those that are measured.
+/// The number of operations that precede those that are measured.
 pub fn warm_up(connections: usize) -> u64 {
     connections as u64 * WARM_UP
 }

@@ -75,7 +75,7 @@ struct Load {
     rate: Option<u64>,
     /// The divisor for the number of operations.
     part: u64,
-    /// Whether etcd's own client makes the calls, as in a kube-apiserver.
+    /// If set, etcd's own client makes the calls, as in a kube-apiserver.
     by_grpc_go: bool,
 }
 

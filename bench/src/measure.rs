@@ -73,7 +73,7 @@ pub struct Before<'a> {
     began: Instant,
 }
 
-/// What they used during a measurement.
+/// The CPU and the switches that a server's processes used during a measurement.
 pub struct Used {
     by_role: Vec<(String, Usage)>,
     took: Duration,

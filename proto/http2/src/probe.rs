@@ -12,12 +12,12 @@ use crate::{
     frame::{flag, kind},
 };
 
-/// What such a PING says.
+/// The payload of such a PING.
 pub(crate) const PROBE: [u8; 8] = [2, 4, 16, 16, 9, 14, 7, 7];
 
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
-    /// Whether a PING waits for its answer.
+    /// If set, a PING waits for its answer.
     waits: bool,
     /// All bytes that had been sent when the last was answered.
     answered_at: u64,

@@ -236,12 +236,12 @@ impl Space {
     }
 
     /// Makes lookups of these keys faster, those of the first one's Kind: see [`Keyspace::warm`].
-    pub(crate) fn warm<'k>(&self, mut keys: impl Iterator<Item = &'k [u8]> + Clone) {
+    pub(crate) fn warm<'k>(&self, keys: impl Iterator<Item = &'k [u8]> + Clone) {
         let first = keys.clone().next();
         let Some(KindId(at)) = first.and_then(|first| self.home_of(first)) else { return };
         let kind = &self.kinds[at];
         if kind.keys.is_large() {
-            kind.keys.warm(keys.by_ref().filter(|key| key.starts_with(&kind.prefix)));
+            kind.keys.warm(keys.filter(|key| key.starts_with(&kind.prefix)));
         }
     }
 
