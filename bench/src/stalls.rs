@@ -146,7 +146,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Reads everything on a separate thread, so that only the shard's work can delay the writes.
+    /// Reads everything on a thread of its own, which has what the shard leaves of the processors: as if this client
+    /// were on another machine, only the shard's work delays the writes.
     async fn list(&self, method: &str) -> anyhow::Result<()> {
         let range = RangeRequest {
             key: load::PREFIX.into(),
@@ -156,15 +157,23 @@ impl Bench {
         let (path, endpoint) = (format!("/etcdserverpb.KV/{method}"), self.server.endpoint.clone());
         // RangeStreamRequest has the encoding of RangeRequest.
         let request = bare::framed(&range)?;
-        let read = tokio::task::spawn_blocking(move || {
-            tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let (done, read) = oneshot::channel();
+        let reading = std::thread::spawn(move || {
+            rustix::process::setpriority_process(None, 19).context("the priority of the reader")?;
+            let read = tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
                 let connection = bare::connect(&endpoint).await?;
                 let mut call = bare::begin(&connection, &endpoint, &path).await?;
                 call.requests.send_data(request, true)?;
                 call.answers().await?.1.drain().await
-            })
+            });
+            // Nobody waits if the bench has ended.
+            let _ = done.send(());
+            read
         });
-        let (bytes, least) = (read.await??, (self.options.keys * self.options.value_bytes) as u64);
+        // If the thread ends without a word, its result says why.
+        let _ = read.await;
+        let read = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        let (bytes, least) = (read?, (self.options.keys * self.options.value_bytes) as u64);
         anyhow::ensure!(bytes > least, "a list of {bytes} bytes, and the values alone are {least}");
         Ok(())
     }

@@ -11,6 +11,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
+use kindred_transport::give_way;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -25,6 +26,7 @@ use crate::{
     standby::shipping::{Said, Shipping},
 };
 
+mod background;
 pub mod call;
 mod machine;
 mod pending;
@@ -118,9 +120,14 @@ impl ApplyLoop {
         // One timer for all turns: one that is made anew lets the runtime wake itself by a system call each time.
         let mut timer = pin!(tokio::time::sleep_until(self.machine.next_timer()));
         loop {
-            let wake_at = self.machine.next_timer();
-            if timer.deadline() != wake_at || timer.is_elapsed() {
-                timer.as_mut().reset(wake_at);
+            let works = self.machine.has_work();
+            if !works {
+                let wake_at = self.machine.next_timer();
+                // A timer that is due wakes this task at once, so it is not set while there is work: the task would run
+                // again before the runtime looks at sockets.
+                if timer.deadline() != wake_at || timer.is_elapsed() {
+                    timer.as_mut().reset(wake_at);
+                }
             }
             // What is refused is read, so that its clients ask the other member at once.
             let takes = self.machine.refuses_all() || self.machine.takes_requests(Instant::now());
@@ -150,13 +157,18 @@ impl ApplyLoop {
                     self.requests.close();
                     Instant::now()
                 }
-                () = timer.as_mut() => Instant::now(),
+                () = timer.as_mut(), if !works => Instant::now(),
+                () = std::future::ready(()), if works => Instant::now(),
             };
             self.machine.end_batch(Instant::now());
             self.machine.metrics.turn(began.elapsed());
-            // The tasks that were just answered run first, and fill the queue for the next batch. With an empty queue the
-            // loop waits anyway.
-            if self.held.is_some() || !self.requests.is_empty() || !self.controls.is_empty() {
+            if self.machine.take_sliced() {
+                give_way();
+            }
+            // The tasks that were just answered run first, and fill the queue for the next batch; sockets are looked at
+            // between slices of long work. With an empty queue and no such work the loop waits anyway.
+            let queued = self.held.is_some() || !self.requests.is_empty() || !self.controls.is_empty();
+            if queued || self.machine.has_work() {
                 tokio::task::yield_now().await;
             }
         }
@@ -244,3 +256,7 @@ impl ApplyLoop {
         logs.close(&mut core).await;
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests;

@@ -41,6 +41,8 @@ mod load;
 pub mod meet;
 pub mod modes;
 mod replica;
+#[cfg(test)]
+pub(crate) mod sample;
 mod units;
 
 pub use self::disk::{CheckpointWaiter, Disk, LogState};

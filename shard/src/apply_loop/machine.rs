@@ -11,6 +11,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Control,
+    background::Background,
     call::Call,
     pending::{LogAt, Needs, Pending, Ready, Timed, Until},
     request::{Answer, Batched, Raise, Refusing, Request},
@@ -51,6 +52,9 @@ pub(super) struct Machine {
     swept: Instant,
     /// Whether more leases have expired than the last slice ended.
     expiring: bool,
+    background: Background,
+    /// Whether this turn did a slice of long work.
+    sliced: bool,
     pub(super) metrics: LoopMetrics,
 }
 
@@ -106,6 +110,8 @@ impl Machine {
             progress_at: now + progress_interval,
             swept: now,
             expiring: false,
+            background: Background::default(),
+            sliced: false,
             metrics,
         }
     }
@@ -193,6 +199,7 @@ impl Machine {
             }
             Request::Batch(ops) => return self.execute_batch(now, ops),
             Request::Chunk { cursor, answer } => {
+                self.sliced = true;
                 (Answer::Chunk(answer, core.chunk(cursor)), AnswerWaits::default())
             }
             Request::Pull { stream, bytes_max, answer } => {
@@ -246,9 +253,31 @@ impl Machine {
         self.begin_to_ship(now);
         self.publish(now);
         self.replica(now);
-        // After the logs: the walk must find only what is logged.
-        self.logs.checkpoint_slice(&mut self.core);
+        self.checkpoint(now);
         self.shipping.copy(&mut self.core.engine);
+    }
+
+    /// Does a slice of a checkpoint. It comes after the logs: the walk must find only what is logged.
+    fn checkpoint(&mut self, now: Instant) {
+        if self.background.rests(now).is_some() {
+            return;
+        }
+        let began = self.logs.has_checkpoint_work().then(|| self.core.clock.now());
+        self.logs.checkpoint_slice(&mut self.core);
+        if let Some(began) = began {
+            self.worked(began);
+        }
+    }
+
+    /// Notes a slice of what no client waits for.
+    fn worked(&mut self, from: Instant) {
+        self.background.worked(from, self.core.clock.now());
+        self.sliced = true;
+    }
+
+    /// Whether there was a slice of long work since the last call.
+    pub(super) fn take_sliced(&mut self) -> bool {
+        std::mem::take(&mut self.sliced)
     }
 
     /// Has the engine ship for a standby that is about to follow. If it ships already, nothing is to be waited for: what
@@ -434,7 +463,11 @@ impl Machine {
     fn timers(&mut self, now: Instant) {
         self.expiring = self.may_expire() && self.core.lease_expire();
         self.core.compact_due();
-        self.core.gc(GC_SLICE);
+        if self.core.is_collecting() && self.background.rests(now).is_none() {
+            let began = self.core.clock.now();
+            self.core.gc(GC_SLICE);
+            self.worked(began);
+        }
         let sweeps = now >= self.swept + SWEEP_AFTER;
         // A promise that is due before the next sweep is made with this one, so that the loop does not wake for it.
         if now >= self.progress_at || (sweeps && now + SWEEP_AFTER > self.progress_at) {
@@ -466,11 +499,17 @@ impl Machine {
         !self.pending.stalls() && self.core.may_assign()
     }
 
+    /// Whether a turn without requests has work to do.
+    pub(super) fn has_work(&self) -> bool {
+        let awaited = self.expiring || self.core.has_feeds_behind() || self.shipping.has_work();
+        let background = self.core.is_collecting() || self.logs.has_checkpoint_work();
+        awaited || (background && self.background.rests(self.core.clock.now()).is_none())
+    }
+
     /// When the next batch must end, if no request comes before; in the past when there is work now.
     pub(super) fn next_timer(&self) -> Instant {
         let now = self.core.clock.now();
-        let busy = self.expiring || self.core.is_collecting() || self.core.has_feeds_behind();
-        if busy || self.logs.has_checkpoint_work() || self.shipping.has_work() {
+        if self.has_work() {
             return now;
         }
         // While it waits for the ceiling, an expired lease sets no timer: raising the ceiling wakes the loop.
@@ -478,7 +517,10 @@ impl Machine {
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
         let beat = self.shipping.next_beat().map(|at| self.began + at);
-        let timers = [self.logs.next_timer(&self.core), self.pending.next_timer(), lease, compaction, beat];
+        // What was left alone during a rest is done after it.
+        let rest = self.background.rests(now);
+        let timers =
+            [self.logs.next_timer(&self.core), self.pending.next_timer(), lease, compaction, beat, rest];
         timers.into_iter().flatten().fold(self.progress_at.min(self.swept + SWEEP_BY), Instant::min)
     }
 

@@ -91,27 +91,17 @@ mod tests {
             Arc,
             atomic::{AtomicU64, Ordering::Relaxed},
         },
-        time::UNIX_EPOCH,
     };
 
     use bytes::Bytes;
-    use kindred_engine::{
-        engine::{Engine, EngineConfig, RevisionMode},
-        ops::{Contents, Op, Put, RangeQuery},
-        trust::ClockTrust,
-    };
-    use kindred_partition_config::{
-        ids::{Revision, Slot},
-        key::KeyRange,
-        kind::KindScheme,
-    };
+    use kindred_engine::ops::{Contents, Op, Put, RangeQuery};
+    use kindred_partition_config::{ids::Revision, key::KeyRange};
 
     use kindred_proto::shard_v1 as pb;
 
     use super::*;
     use crate::{
-        clock::{Clock, WallClock},
-        core::{Core, CoreSettings, Sizes, history::asked},
+        core::{Core, CoreSettings, history::asked, sample},
         etcd_status::KvError,
         read_hints::ReadHints,
     };
@@ -155,30 +145,8 @@ mod tests {
     impl Sim {
         fn new(history_bytes_max: u64, quota_bytes: u64) -> Self {
             let elapsed = Arc::new(AtomicU64::new(0));
-            let (of_wall, of_mono) = (elapsed.clone(), elapsed.clone());
-            let start = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-            let wall =
-                WallClock::Other(Arc::new(move || start + Duration::from_millis(of_wall.load(Relaxed))));
-            let mono = Arc::new(move || Duration::from_millis(of_mono.load(Relaxed)));
-            let clock = Clock::simulated(wall, mono, ClockTrust::alone());
-            let (slot, kinds) = (Slot::new(5).unwrap(), KindScheme::default());
-            let config = EngineConfig {
-                revisions: RevisionMode::Hlc(slot),
-                kinds: kinds.clone(),
-                max_clock_offset_micros: 10_000_000,
-                min_lease_ttl_s: 2,
-            };
-            let settings = CoreSettings {
-                member_id: 1,
-                slot,
-                quota_bytes,
-                quotas: BTreeMap::new(),
-                history_bytes_max,
-                kinds,
-                sizes: Sizes::default(),
-                label: crate::metrics::Label::default(),
-            };
-            Self { core: Core::new(Engine::new(config, clock.wall()), clock, settings), elapsed }
+            let settings = CoreSettings { quota_bytes, history_bytes_max, ..sample::settings() };
+            Self { core: sample::core(settings, &elapsed), elapsed }
         }
 
         /// Writes a kilobyte, and does what the loop does after it.

@@ -36,7 +36,7 @@ use crate::{
 /// Approximate bytes of one slice.
 const SLICE_BYTES: usize = 256 << 10;
 /// Keys of one slice.
-const SLICE_KEYS: usize = 256;
+const SLICE_KEYS: usize = 128;
 /// Slices that may wait for the thread.
 const SLICES_MAX: usize = 4;
 /// Checkpoints kept; if the newest is damaged, the previous one is used.

@@ -1,24 +1,10 @@
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
-
-use kindred_engine::{
-    engine::{Engine, EngineConfig, RevisionMode},
-    trust::ClockTrust,
-};
-use kindred_partition_config::{ids::Slot, kind::KindScheme};
 
 use super::*;
-use crate::{
-    clock::{Clock, WallClock},
-    core::{CoreSettings, Sizes},
-    metrics::Label,
-};
+use crate::core::sample;
 
 const MINUTE: u64 = 60_000;
 
@@ -31,29 +17,7 @@ struct Idle {
 impl Idle {
     fn new() -> Self {
         let millis = Arc::new(AtomicU64::new(0));
-        let (of_wall, of_mono) = (millis.clone(), millis.clone());
-        let start: SystemTime = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        let wall = WallClock::Other(Arc::new(move || start + Duration::from_millis(of_wall.load(Relaxed))));
-        let mono = Arc::new(move || Duration::from_millis(of_mono.load(Relaxed)));
-        let clock = Clock::simulated(wall, mono, ClockTrust::alone());
-        let (slot, kinds) = (Slot::new(5).unwrap(), KindScheme::default());
-        let config = EngineConfig {
-            revisions: RevisionMode::Hlc(slot),
-            kinds: kinds.clone(),
-            max_clock_offset_micros: 10_000_000,
-            min_lease_ttl_s: 2,
-        };
-        let settings = CoreSettings {
-            member_id: 1,
-            slot,
-            quota_bytes: 0,
-            quotas: BTreeMap::new(),
-            history_bytes_max: 0,
-            kinds,
-            sizes: Sizes::default(),
-            label: Label::default(),
-        };
-        let core = Core::new(Engine::new(config, clock.wall()), clock, settings);
+        let core = sample::core(sample::settings(), &millis);
         let machine = Machine::new(core, Logs::memory(), Shipping::alone(), Duration::from_secs(5), 1);
         Self { machine, millis }
     }

@@ -12,14 +12,13 @@ use std::{
 
 use bytes::Bytes;
 use kindred_engine::{
-    engine::{EngineConfig, RevisionMode},
     error::EngineError,
     ops::{Contents, Op, OpAnswer, Put, RangeQuery, RevisionFilter, Txn},
     trust::ClockTrust,
     version::Version,
 };
 use kindred_partition_config::{
-    ids::{Revision, Slot},
+    ids::Revision,
     key::{Key, KeyRange},
     kind::KindScheme,
     model::Durability,
@@ -37,7 +36,7 @@ use crate::{
     apply_loop::call,
     clock::{Clock, WallClock},
     config::durability::DurabilitySettings,
-    core::{Core, CoreSettings, Sizes},
+    core::{Core, sample},
     durability::{Logs, start::open_on},
     etcd_status::KvError,
     handle::{self, Handle},
@@ -145,23 +144,7 @@ pub async fn open_with(
         reserve_bytes,
         quotas: BTreeMap::new(),
     };
-    let slot = Slot::new(5).unwrap();
-    let config = EngineConfig {
-        revisions: RevisionMode::Hlc(slot),
-        kinds: kinds.clone(),
-        max_clock_offset_micros: 10_000_000,
-        min_lease_ttl_s: 2,
-    };
-    let of_core = CoreSettings {
-        member_id: 1,
-        slot,
-        quota_bytes: 0,
-        quotas: BTreeMap::new(),
-        history_bytes_max: 0,
-        kinds,
-        sizes: Sizes::default(),
-        label: crate::metrics::Label::default(),
-    };
+    let (config, of_core) = (sample::config(), sample::settings());
     let wall = wall.clone();
     let wall =
         WallClock::Other(Arc::new(move || UNIX_EPOCH + Duration::from_micros(wall.load(Ordering::Relaxed))));
