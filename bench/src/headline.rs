@@ -346,6 +346,7 @@ pub async fn run(mut options: Options) -> anyhow::Result<()> {
         }
     }
     if let Some(folder) = &options.out {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         let file = folder.join("headline.md");
         std::fs::write(&file, text).with_context(|| file.display().to_string())?;
     }

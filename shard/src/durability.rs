@@ -144,6 +144,12 @@ impl Logs {
         }
     }
 
+    /// Whether a checkpoint under way should be written without rests.
+    #[must_use]
+    pub fn checkpoint_is_urgent(&self) -> bool {
+        matches!(self, Self::OnDisk(logs) if logs.checkpoint_is_urgent())
+    }
+
     /// Whether a checkpoint has another slice to do at once.
     #[must_use]
     pub fn has_checkpoint_work(&self) -> bool {

@@ -259,7 +259,7 @@ impl Machine {
 
     /// Does a slice of a checkpoint. It comes after the logs: the walk must find only what is logged.
     fn checkpoint(&mut self, now: Instant) {
-        if self.background.rests(now).is_some() {
+        if self.background.rests(now).is_some() && !self.logs.checkpoint_is_urgent() {
             return;
         }
         let began = self.logs.has_checkpoint_work().then(|| self.core.clock.now());
@@ -502,8 +502,10 @@ impl Machine {
     /// Whether a turn without requests has work to do.
     pub(super) fn has_work(&self) -> bool {
         let awaited = self.expiring || self.core.has_feeds_behind() || self.shipping.has_work();
-        let background = self.core.is_collecting() || self.logs.has_checkpoint_work();
-        awaited || (background && self.background.rests(self.core.clock.now()).is_none())
+        let checkpoint = self.logs.has_checkpoint_work();
+        let urgent = checkpoint && self.logs.checkpoint_is_urgent();
+        let background = checkpoint || self.core.is_collecting();
+        awaited || urgent || (background && self.background.rests(self.core.clock.now()).is_none())
     }
 
     /// When the next batch must end, if no request comes before; in the past when there is work now.

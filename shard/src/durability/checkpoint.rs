@@ -72,6 +72,8 @@ struct Running {
     until: Option<LogPlaces>,
     /// Whether the thread was told to finish.
     finishing: bool,
+    /// Whether the disk was full when it began.
+    full: bool,
     outcome: Outcome,
     waiters: Vec<CheckpointWaiter>,
     /// The generation of the modes that wait for it.
@@ -160,6 +162,11 @@ impl Checkpoints {
         self.running.as_ref().is_some_and(|running| running.walk.is_some() && running.unsent.is_none())
     }
 
+    /// Whether the one under way should not rest: the disk was full when it began, or the next one is due already.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| running.full || self.due)
+    }
+
     pub(super) fn next_timer(&self) -> Option<Instant> {
         self.again_at.filter(|_| self.due || self.damaged || !self.waiters.is_empty())
     }
@@ -180,11 +187,11 @@ impl Checkpoints {
         let wanted =
             full || self.due || self.damaged || !self.waiters.is_empty() || core.modes_wait.is_some();
         if wanted && self.again_at.is_none_or(|at| at <= now || !self.waiters.is_empty()) {
-            self.begin(logs, core);
+            self.begin(logs, core, full);
         }
     }
 
-    fn begin(&mut self, logs: &DiskLogs, core: &mut Core) {
+    fn begin(&mut self, logs: &DiskLogs, core: &mut Core, full: bool) {
         self.again_at = None;
         let from = logs.next();
         let (to, work) = sync_channel(SLICES_MAX);
@@ -215,6 +222,7 @@ impl Checkpoints {
             unsent: None,
             until: None,
             finishing: false,
+            full,
             outcome,
             waiters,
             modes: core.modes_wait.take(),

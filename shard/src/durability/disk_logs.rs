@@ -405,6 +405,10 @@ impl DiskLogs {
         self.checkpoints.has_work()
     }
 
+    pub(super) fn checkpoint_is_urgent(&self) -> bool {
+        self.checkpoints.is_urgent()
+    }
+
     pub(super) fn next_timer(&self, core: &Core) -> Option<Instant> {
         let now = core.clock.now();
         // A standby follows its primary's ceiling, and hears of each.
