@@ -30,10 +30,10 @@ thread_local! {
 }
 
 /// Time between two calls of [`give_way`] that have an effect: each costs two switches where another thread waits.
-const GIVE_WAY: Duration = Duration::from_micros(500);
+const GIVE_WAY: Duration = Duration::from_micros(150);
 
 /// Lets threads run that wait for the processor of this one, if there are any. It is to be called after each slice of
-/// long work, and has an effect every half millisecond.
+/// long work, and has an effect every 150 us.
 ///
 /// A thread that wakes while all processors are busy waits until one of the running threads has had its time: on Linux
 /// 3 ms with two processors. Beside a list of a million keys, with no other work on two processors, 1 % of the writes
