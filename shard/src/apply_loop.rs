@@ -119,8 +119,8 @@ impl ApplyLoop {
         let changed = self.machine.logs.changed();
         // One timer for all turns: one that is made anew lets the runtime wake itself by a system call each time.
         let mut timer = pin!(tokio::time::sleep_until(self.machine.next_timer()));
+        let mut works = self.machine.has_work();
         loop {
-            let works = self.machine.has_work();
             if !works {
                 let wake_at = self.machine.next_timer();
                 // A timer that is due wakes this task at once, so it is not set while there is work: the task would run
@@ -168,7 +168,8 @@ impl ApplyLoop {
             // The tasks that were just answered run first, and fill the queue for the next batch; sockets are looked at
             // between slices of long work. With an empty queue and no such work the loop waits anyway.
             let queued = self.held.is_some() || !self.requests.is_empty() || !self.controls.is_empty();
-            if queued || self.machine.has_work() {
+            works = self.machine.has_work();
+            if queued || works {
                 tokio::task::yield_now().await;
             }
         }

@@ -89,7 +89,8 @@ impl Turns {
         true
     }
 
-    /// Ends a turn in which something long was moved, and begins the next. Returns false when nothing was moved and nobody rests.
+    /// Ends a turn in which something long was moved, and begins the next. Returns false when nothing was moved and
+    /// nobody rests.
     fn next(&self) -> bool {
         give_way();
         self.number.fetch_add(1, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 /// Work after which the loop rests. With half of it a checkpoint takes twice as long, and with twice as much more writes
 /// wait.
 const WORK: Duration = Duration::from_micros(300);
-/// How long it rests. The runtime's timers come at whole milliseconds, so it is up to twice as long.
+/// The time of a rest. The runtime's timers come at whole milliseconds, so a rest is up to twice as long.
 const REST: Duration = Duration::from_millis(1);
 
 /// Tells when there is work to be done, and when rest.
@@ -22,7 +22,7 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Until when nothing is done.
+    /// Returns the end of the rest under way.
     pub(super) fn rests(&self, now: Instant) -> Option<Instant> {
         self.rests_until.filter(|until| now < *until)
     }
@@ -40,8 +40,8 @@ impl Background {
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn it_rests_after_a_third_of_a_millisecond_of_work() {
+    #[test]
+    fn it_rests_after_a_third_of_a_millisecond_of_work() {
         let (begin, mut background) = (Instant::now(), Background::default());
         let at = |micros| begin + Duration::from_micros(micros);
         background.worked(at(0), at(200));
@@ -58,8 +58,8 @@ mod tests {
         assert_eq!(background.rests(at(21_300)), None);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn work_that_takes_no_time_as_in_a_simulation_needs_no_rest() {
+    #[test]
+    fn work_that_takes_no_time_as_in_a_simulation_needs_no_rest() {
         let (now, mut background) = (Instant::now(), Background::default());
         (0..1_000).for_each(|_| background.worked(now, now));
         assert_eq!(background.rests(now), None);

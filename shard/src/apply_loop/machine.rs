@@ -53,7 +53,7 @@ pub(super) struct Machine {
     /// Whether more leases have expired than the last slice ended.
     expiring: bool,
     background: Background,
-    /// Whether this turn did a slice of long work.
+    /// If set, a slice of long work was done that [`Machine::take_sliced`] has not told yet.
     sliced: bool,
     pub(super) metrics: LoopMetrics,
 }
@@ -275,7 +275,7 @@ impl Machine {
         self.sliced = true;
     }
 
-    /// Whether there was a slice of long work since the last call.
+    /// Tells if a slice of long work was done since the last call.
     pub(super) fn take_sliced(&mut self) -> bool {
         std::mem::take(&mut self.sliced)
     }
@@ -499,7 +499,7 @@ impl Machine {
         !self.pending.stalls() && self.core.may_assign()
     }
 
-    /// Whether a turn without requests has work to do.
+    /// Tells if a turn without requests has something to do at once.
     pub(super) fn has_work(&self) -> bool {
         let awaited = self.expiring || self.core.has_feeds_behind() || self.shipping.has_work();
         let checkpoint = self.logs.has_checkpoint_work();
@@ -519,7 +519,7 @@ impl Machine {
         let lease = lease.map(|at| self.core.clock.instant(at));
         let compaction = self.core.compact_deadline().map(|at| self.core.clock.instant(at));
         let beat = self.shipping.next_beat().map(|at| self.began + at);
-        // What was left alone during a rest is done after it.
+        // The loop wakes at the end of a rest, and does what it left alone.
         let rest = self.background.rests(now);
         let timers =
             [self.logs.next_timer(&self.core), self.pending.next_timer(), lease, compaction, beat, rest];
