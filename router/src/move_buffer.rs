@@ -21,8 +21,10 @@ pub mod longest;
 
 /// The longest time that a request waits for its keys to get an owner.
 pub const WAIT_MAX: Duration = Duration::from_secs(5);
-/// The pause between two tries while no newer map comes: a target that opens, and an aborted switch, change no map.
+/// The pause between two tries while no newer map comes, as after an aborted switch.
 const AGAIN: Duration = Duration::from_millis(5);
+/// The first pause after a newer map came: a new owner opens about a millisecond after its map.
+const AGAIN_BY_MAP: Duration = Duration::from_millis(1);
 /// The most bytes that may wait, for reads and for writes each.
 const BYTES_MAX: usize = 64 << 20;
 /// The bytes that a waiting request counts beside its own.
@@ -33,14 +35,16 @@ const REQUEST_BYTES: usize = 4 << 10;
 pub struct Patience {
     since: Duration,
     until: Duration,
+    /// Tries by the present map, or by none that is newer than the first.
     attempts: u32,
+    has_map: bool,
 }
 
 impl Patience {
     /// The patience of a request that begins to wait now, and whose client waits until `deadline`.
     #[must_use]
     pub fn new(now: Duration, deadline: Duration) -> Self {
-        Self { since: now, until: deadline.min(now + WAIT_MAX), attempts: 0 }
+        Self { since: now, until: deadline.min(now + WAIT_MAX), attempts: 0, has_map: false }
     }
 
     /// How long to wait for a newer map before the present one is tried again; `None` when the request has waited long
@@ -50,10 +54,20 @@ impl Patience {
         if now >= self.until {
             return None;
         }
+        let (pause, spread) = match self.has_map {
+            // 1, 2, 4, 8, 16 milliseconds.
+            true => (AGAIN_BY_MAP * (1 << (self.attempts - 1).min(4)), AGAIN_BY_MAP),
+            false => (AGAIN * self.attempts.min(4), AGAIN),
+        };
         // The time of arrival spreads the requests, so that they do not all come back at once.
-        let spread = (now - self.since).subsec_nanos() % 5_000_000;
-        let pause = AGAIN * self.attempts.min(4) + Duration::from_nanos(u64::from(spread));
+        let spread = (now - self.since).as_nanos() % spread.as_nanos();
+        let pause = pause + Duration::from_nanos(u64::try_from(spread).unwrap_or(0));
         Some(pause.min(self.until - now))
+    }
+
+    /// A newer map came, by which the request is sent at once.
+    pub fn map_came(&mut self) {
+        (self.attempts, self.has_map) = (0, true);
     }
 }
 
@@ -121,12 +135,14 @@ impl Buffered<'_> {
         let Some(pause) = self.patience.pause(self.since.elapsed()) else { return false };
         let newer = generation.wait_for(|generation| *generation > known);
         // Without a newer map the present one is tried again. If the sender is gone, only the pause ends the wait.
-        let _ = tokio::time::timeout(pause, async {
+        let came = tokio::time::timeout(pause, async {
             if newer.await.is_err() {
                 std::future::pending::<()>().await;
             }
-        })
-        .await;
+        });
+        if came.await.is_ok() {
+            self.patience.map_came();
+        }
         true
     }
 }
@@ -152,7 +168,10 @@ mod tests {
         let mut buffered = buffer.begin(Effect::Write, 10, until).unwrap();
         maps.send(Epoch(4)).unwrap();
         assert!(buffered.wait(Epoch(3), &mut generation).await, "there is one already");
-        assert_eq!(buffered.patience.attempts, 1);
+        assert_eq!(Instant::now(), until - Duration::from_millis(80));
+        // The new owner may still be about to open.
+        assert!(buffered.wait(Epoch(4), &mut generation).await);
+        assert!(Instant::now() < until - Duration::from_millis(77));
         while buffered.wait(Epoch(4), &mut generation).await {}
         assert!(Instant::now() >= until);
         assert!(buffered.patience.attempts < 20, "it came back {} times", buffered.patience.attempts);

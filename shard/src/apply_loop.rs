@@ -162,14 +162,16 @@ impl ApplyLoop {
             };
             self.machine.end_batch(Instant::now());
             self.machine.metrics.turn(began.elapsed());
-            if self.machine.take_sliced() {
+            let sliced = self.machine.take_sliced();
+            if sliced {
                 give_way();
             }
             // The tasks that were just answered run first, and fill the queue for the next batch; sockets are looked at
-            // between slices of long work. With an empty queue and no such work the loop waits anyway.
+            // between slices of long work, also if another task asks for each slice. With an empty queue and no such
+            // work the loop waits anyway.
             let queued = self.held.is_some() || !self.requests.is_empty() || !self.controls.is_empty();
             works = self.machine.has_work();
-            if queued || works {
+            if queued || works || sliced {
                 tokio::task::yield_now().await;
             }
         }

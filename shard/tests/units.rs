@@ -588,7 +588,7 @@ async fn a_seal_wants_all_events_and_all_leases() {
     client.put_request(pb::PutRequest { lease: id, ..put_request(pod(3), "v") }).await.unwrap();
     let (mut at_source, mut at_target) = (units(&source).await, units(&target).await);
     track(&mut at_source, &by).await;
-    assert_eq!(leases(&mut at_source, &by).await, [id]);
+    assert_eq!(leases(&mut at_source, &by, false).await, [id]);
     let (at, _) = copy(&mut at_source, &mut at_target, &by).await;
     let written = client.put(pod(4), "v").await;
     let last = freeze(&mut at_source, &by).await;
@@ -603,8 +603,10 @@ async fn a_seal_wants_all_events_and_all_leases() {
     assert!(written <= last);
     let unknown = seal(&mut at_target, &by, last).await.unwrap_err();
     assert!(unknown.message().contains("leases of its keys are not attached"), "{unknown:?}");
+    assert_eq!(leases(&mut at_target, &by, true).await, [id]);
     let adopt = shard::LeaseAdoptRequest { id, granted_ttl: 600, home_slot: 1, ..Default::default() };
     ShardClient::new(target.channel().await).lease_adopt(adopt).await.unwrap();
+    assert!(leases(&mut at_target, &by, true).await.is_empty());
     seal(&mut at_target, &by, last).await.unwrap();
     release(&mut at_source, &by, Epoch(5)).await;
     open(&mut at_target, &by, Epoch(5)).await;

@@ -822,6 +822,9 @@ pub struct VerifyResponse {
 pub struct UnitLeasesRequest {
     #[prost(message, optional, tag = "1")]
     pub r#move: ::core::option::Option<UnitMove>,
+    /// At a store that follows the unit: only the leases that it does not know. Shards of earlier versions answer with all.
+    #[prost(bool, tag = "2")]
+    pub missing: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnitLeasesResponse {

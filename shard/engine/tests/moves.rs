@@ -431,7 +431,9 @@ fn a_lease_ends_where_its_keys_are_owned() {
     follow(&mut a, &mut b, &by, tail);
     let missing = UnitError::Leases { id: by.id, leases: vec![lease] };
     assert_eq!(b.unit_seal(NOW, &by, last), Err(missing), "attached before the switch");
+    assert_eq!((a.unit_leases_missing(&unit), b.unit_leases_missing(&unit)), (vec![], vec![lease]));
     b.lease_adopt(lease, 5, Slot::new(3).unwrap()).unwrap();
+    assert_eq!(b.unit_leases_missing(&unit), []);
     assert_eq!(b.lease_keys(lease, Some(Epoch(1))), Ok(Some(vec![])), "hidden");
     b.unit_seal(NOW, &by, last).unwrap();
     wait(b.lease_keys(lease, Some(Epoch(1))));

@@ -207,7 +207,11 @@ impl Machine {
             }
             Request::ResumeFeed(feed) => return core.feed_resume(feed),
             Request::Call(call) => (Answer::Call(call.run(core)), AnswerWaits::default()),
-            Request::Late(late) => return self.pending.push(now, Until::PublishedCall(late)),
+            Request::Late(late) => {
+                // Most are slices of a move.
+                self.sliced = true;
+                return self.pending.push(now, Until::PublishedCall(late));
+            }
             Request::Raised { raise, late } => return self.pending.push(now, Until::Raised(raise, late)),
             Request::Flushed(call) => return self.pending.push(now, Until::Flushed(call)),
         };

@@ -8,7 +8,7 @@ use std::{
 
 use kindred_engine::units::{Import, UnitError, UnitMove};
 use kindred_partition_config::{
-    ids::{Epoch, Revision},
+    ids::{Epoch, LeaseId, Revision},
     key::Key,
 };
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer, unit_call::Call};
@@ -19,7 +19,7 @@ use super::Core;
 use crate::{convert::units as convert, metrics::UnitMetrics};
 
 /// Keys in one slice of a track, or of a search for leases.
-const SLICE_KEYS: usize = 512;
+const SLICE_KEYS: usize = 128;
 /// Keys or events in one slice of a copy or an import.
 pub const CHUNK_KEYS: usize = 256;
 /// Approximate bytes in one slice of a copy or an import; the history of one key in one message may exceed it.
@@ -42,6 +42,7 @@ enum Job {
     Drop { by: UnitMove, epoch: Epoch },
     Forget(UnitMove),
     Leases { by: UnitMove, after: Option<Key>, ids: BTreeSet<i64> },
+    LeasesMissing(UnitMove),
     Look(UnitMove),
     Unseal(UnitMove),
 }
@@ -74,6 +75,7 @@ impl Job {
             Call::Open(call) => Self::Open { by: unit(call.r#move)?, epoch: convert::epoch(call.epoch)? },
             Call::Drop(call) => Self::Drop { by: unit(call.r#move)?, epoch: Epoch(call.epoch) },
             Call::Forget(call) => Self::Forget(unit(call.r#move)?),
+            Call::Leases(call) if call.missing => Self::LeasesMissing(unit(call.r#move)?),
             Call::Leases(call) => Self::Leases { by: unit(call.r#move)?, after: None, ids: BTreeSet::new() },
             Call::Look(call) => Self::Look(unit(call.r#move)?),
             Call::Unseal(call) => Self::Unseal(unit(call.r#move)?),
@@ -172,6 +174,13 @@ impl Job {
                     return Ok(None);
                 }
                 Answer::Leases(pb::UnitLeasesResponse { ids: std::mem::take(ids).into_iter().collect() })
+            }
+            Self::LeasesMissing(by) => {
+                let missing = core.engine.unit_leases_missing(&by.unit);
+                turn.cost(missing.len());
+                Answer::Leases(pb::UnitLeasesResponse {
+                    ids: missing.into_iter().map(LeaseId::get).collect(),
+                })
             }
             Self::Look(by) => {
                 let record = core.engine.unit_record(by).map(convert::record);

@@ -184,6 +184,11 @@ pub async fn digests(
     digests
 }
 
-pub async fn leases(shard: &mut Units, by: &shard::UnitMove) -> Vec<i64> {
-    shard.leases(shard::UnitLeasesRequest { r#move: Some(by.clone()) }).await.unwrap().into_inner().ids
+pub async fn leases(shard: &mut Units, by: &shard::UnitMove, missing: bool) -> Vec<i64> {
+    shard
+        .leases(shard::UnitLeasesRequest { r#move: Some(by.clone()), missing })
+        .await
+        .unwrap()
+        .into_inner()
+        .ids
 }

@@ -498,7 +498,7 @@ impl LegSteps<Arc<Mover>> {
     async fn take_leases(&self) -> Result<(), Failed> {
         let (etcd, follower) = (self.owner(), self.follower());
         let deadline = Deadline::within(CALL_MAX);
-        for some in self.leases_by(self.target()).await?.chunks(LEASES_AT_ONCE) {
+        for some in self.leases_by(self.target(), false).await?.chunks(LEASES_AT_ONCE) {
             let taken =
                 some.iter().map(|lease| self.stores.leases.take_from_etcd(*lease, etcd, follower, deadline));
             try_join_all(taken).await?;

@@ -180,17 +180,22 @@ impl<S: UnitStores> LegSteps<S> {
         Ok((made.into_iter().map(|made| made.and_then(record)).collect(), incarnation))
     }
 
+    /// Attaches the leases of the units' keys to the follower. A shard names those that it does not know, which are few
+    /// in a pause; a stock etcd does not, so the owner looks through all keys.
     pub(super) async fn attach_leases(&self) -> Result<(), Failed> {
-        for some in self.leases_by(self.source()).await?.chunks(LEASES_AT_ONCE) {
+        let missing = self.stores.is_shard(self.target());
+        let store = if missing { self.target() } else { self.source() };
+        for some in self.leases_by(store, missing).await?.chunks(LEASES_AT_ONCE) {
             self.stores.attach_all(some, self.target()).await?;
         }
         Ok(())
     }
 
-    /// The leases of the units' keys, as this store knows them.
-    pub(super) async fn leases_by(&self, store: StoreIx) -> Result<Vec<LeaseId>, Failed> {
-        let leases =
-            |of: &UnitCall| Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move() });
+    /// The leases of the units' keys, as this store knows them, or those of them that it does not know (`missing`).
+    pub(super) async fn leases_by(&self, store: StoreIx, missing: bool) -> Result<Vec<LeaseId>, Failed> {
+        let leases = |of: &UnitCall| {
+            Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move(), missing })
+        };
         let mut ids = Vec::new();
         let asked = self.calls.iter().map(leases).collect();
         for made in made(&self.stores, store, asked, false).await?.0 {
@@ -253,7 +258,7 @@ impl<S: UnitStores> LegSteps<S> {
     async fn import_last(&self) -> Result<Each<Answer>, Failed> {
         let end = self.stores.now() + CALL_MAX;
         let each = self.follow(|call, watermark| watermark >= call.final_revision, end).await?;
-        // Attaches the leases of the last events; the others are known to be attached and cost nothing.
+        // Those of the last events; the others are attached.
         self.attach_leases().await?;
         let unfinished =
             || Failed::Other(format!("the tail of store {:?} did not come to its end", self.names().0));

@@ -3,13 +3,16 @@
 use kindred_partition_config::{
     ids::{Epoch, LeaseId, Revision, Slot},
     key::Key,
+    unit::Unit,
 };
 
 use super::{EndedLease, Engine, LeaseView, MonoMillis, WallMicros};
 use crate::{
     error::EngineError,
     lease::{AdoptedLease, HandedLease},
-    units::NotOwned,
+    types::LATEST,
+    units::{NotOwned, UnitError, UnitState, table::Record},
+    version::Version,
 };
 
 /// How long an expiry waits, in milliseconds, when keys that it would delete are in a switch.
@@ -166,6 +169,52 @@ impl Engine {
             }
             _ => self.lease_end(wall, id),
         }
+    }
+
+    // ---- units
+
+    /// Attaches imported keys to a lease that became known.
+    pub(super) fn unit_leases_known(&mut self, id: LeaseId) {
+        for record in &mut self.space.units.records {
+            for key in record.unattached.remove(&id).unwrap_or_default() {
+                let attached = self.leases.attach_key(id, &key);
+                debug_assert!(attached.is_ok(), "it is known");
+            }
+        }
+    }
+
+    /// The leases of the next `max_keys` keys behind `after`, and the key to continue behind.
+    pub fn unit_leases(
+        &self,
+        unit: &Unit,
+        after: Option<&Key>,
+        max_keys: usize,
+    ) -> Result<(Vec<LeaseId>, Option<Key>), UnitError> {
+        let record =
+            self.space.units.of(unit).filter(|record| record.is_whole()).ok_or(UnitError::BadUnit)?;
+        let (mut leases, mut looked, mut last, mut next) = (Vec::new(), 0, None, None);
+        self.space.walk_unit(record, after, |_, object| {
+            if looked == max_keys.max(1) {
+                next = last.take();
+                return false;
+            }
+            looked += 1;
+            last = Some(Key::copy_from(object.key()));
+            leases.extend(object.at(LATEST).and_then(Version::lease_id));
+            true
+        });
+        leases.sort_unstable();
+        leases.dedup();
+        Ok((leases, next))
+    }
+
+    /// The leases of keys of a unit that this store follows, but does not know: it cannot be sealed before it does. None
+    /// if it does not follow.
+    #[must_use]
+    pub fn unit_leases_missing(&self, unit: &Unit) -> Vec<LeaseId> {
+        let follows = |record: &&Record| matches!(record.state, UnitState::Following { .. });
+        let record = self.space.units.of(unit).filter(follows);
+        record.map(|record| record.unattached.keys().copied().collect()).unwrap_or_default()
     }
 
     // ---- a home that goes away

@@ -10,7 +10,6 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{Engine, FeedId, FeedOut, MonoMillis, OpenRange, WallMicros};
 use crate::{
     durability::Logged,
-    types::LATEST,
     units::{
         CopyChunk, Import, NotOwned, Tracking, UnitDigest, UnitError, UnitMove, UnitRecord, UnitState,
         table::{Record, Room, Splitting, UnitId, View, Whose},
@@ -461,16 +460,6 @@ impl Engine {
         }
     }
 
-    /// Attaches imported keys to a lease that became known.
-    pub(super) fn unit_leases_known(&mut self, id: LeaseId) {
-        for record in &mut self.space.units.records {
-            for key in record.unattached.remove(&id).unwrap_or_default() {
-                let attached = self.leases.attach_key(id, &key);
-                debug_assert!(attached.is_ok(), "it is known");
-            }
-        }
-    }
-
     /// Prepares the switch (R15b): checks that everything up to the source's final revision is imported, and raises the
     /// clock to it. Requests that touch the unit wait until it is opened or another import comes.
     pub fn unit_seal(&mut self, now: WallMicros, by: &UnitMove, last: Revision) -> Result<(), UnitError> {
@@ -726,31 +715,6 @@ impl Engine {
             keys < DIGEST_KEYS
         });
         Ok(last_key.map(|last_key| UnitDigest { last_key, keys, versions, hash: hash.digest() }))
-    }
-
-    /// The leases of the next `max_keys` keys behind `after`, and the key to continue behind.
-    pub fn unit_leases(
-        &self,
-        unit: &Unit,
-        after: Option<&Key>,
-        max_keys: usize,
-    ) -> Result<(Vec<LeaseId>, Option<Key>), UnitError> {
-        let record =
-            self.space.units.of(unit).filter(|record| record.is_whole()).ok_or(UnitError::BadUnit)?;
-        let (mut leases, mut looked, mut last, mut next) = (Vec::new(), 0, None, None);
-        self.space.walk_unit(record, after, |_, object| {
-            if looked == max_keys.max(1) {
-                next = last.take();
-                return false;
-            }
-            looked += 1;
-            last = Some(Key::copy_from(object.key()));
-            leases.extend(object.at(LATEST).and_then(Version::lease_id));
-            true
-        });
-        leases.sort_unstable();
-        leases.dedup();
-        Ok((leases, next))
     }
 
     /// Refuses while the owner of one of these keys is being decided: no store deletes it then.

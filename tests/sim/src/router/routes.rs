@@ -210,6 +210,9 @@ impl Waits for Waiting<'_> {
         };
         let pause = Micros::try_from(pause.as_micros()).unwrap_or(0).max(1);
         self.router.newer(known, pause).await;
+        if self.router.generation() > known {
+            patience.map_came();
+        }
         Ok(())
     }
 }
