@@ -110,6 +110,7 @@ impl Assumptions {
             Order::Dense => Config {
                 prev_kv_compactable: false,
                 prev_kv_late: false,
+                created_above_start: false,
                 progress_below_start: false,
                 ..Config::etcd()
             },

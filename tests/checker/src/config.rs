@@ -58,6 +58,9 @@ pub struct Config {
     /// The first events of a watch may lack prev_kv: etcd begins a watch, and only then notes that it wants them
     /// (`server/etcdserver/api/v3rpc/watch.go`).
     pub prev_kv_late: bool,
+    /// The header of `created` may be above where a watch without a start begins, which is above all that was known
+    /// before: etcd reads the current revision only after it has begun the watch (same file).
+    pub created_above_start: bool,
     /// A manual progress may reach a watch whose start lies above it (etcd #20221). kindred sends none to such a watch
     /// (R7).
     pub progress_below_start: bool,
@@ -94,6 +97,7 @@ impl Config {
             split_delete_ranges: false,
             prev_kv_compactable: true,
             prev_kv_late: true,
+            created_above_start: true,
             progress_below_start: true,
             gaps: Vec::new(),
             latency_max: None,
@@ -125,6 +129,7 @@ impl Config {
             split_delete_ranges: true,
             prev_kv_compactable: false,
             prev_kv_late: false,
+            created_above_start: false,
             progress_below_start: false,
             ..Self::etcd()
         }

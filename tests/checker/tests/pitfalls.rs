@@ -290,6 +290,22 @@ fn pitfall_b12_a_watch_on_one_key_gets_the_keys_after_it() {
     });
 }
 
+/// A run against etcd 3.7.3 met this: it reads the revision for `created` after it has begun the watch.
+#[test]
+fn an_event_at_or_below_created_is_only_etcds() {
+    both(|mut world| {
+        world.put(0, A, "a1");
+        let watch = world.watch(1, 1, PODS, WatchOptions::default());
+        world.put(0, A, "a2");
+        world.deliver(watch);
+        world.history.watches[watch].responses[0].header = world.store.current(&PODS.into());
+        match world.flavour {
+            Flavour::Etcd => world.assert_clean(),
+            Flavour::Kindred => assert_caught(&world, Check::Bookmarkable, &[]),
+        }
+    });
+}
+
 #[test]
 fn pitfall_20221_a_watch_on_a_future_revision_gets_old_events_or_promises() {
     both(|mut world| {

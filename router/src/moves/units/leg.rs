@@ -114,6 +114,7 @@ impl<S: UnitStores> LegSteps<S> {
                 self.ask(owner, |by, _| Call::Unfreeze(pb::UnfreezeRequest { r#move: by })).await
             }
             StepName::Unseal => {
+                self.owner_has_not_released().await?;
                 self.ask(follower, |by, _| Call::Unseal(pb::UnsealRequest { r#move: by })).await
             }
             StepName::Drop => {
@@ -220,6 +221,26 @@ impl<S: UnitStores> LegSteps<S> {
         if let Err(Failed::Other(reason)) = self.ask(follower, call).await {
             tracing::debug!(move_id = self.id.0, reason, "units were not unsealed");
         }
+    }
+
+    /// Refuses where the owner has released a unit: an attempt of which the record does not know was decided, and the
+    /// follower, sealed, may have the only copy. It is for `kindred reconcile` then. A coordinator in doubt has shown
+    /// the owner its term before, so the owner releases nothing for an earlier one meanwhile.
+    async fn owner_has_not_released(&self) -> Result<(), Failed> {
+        let owner = self.source();
+        if self.stores.is_removed(owner) || !self.stores.is_shard(owner) {
+            return Ok(());
+        }
+        for record in self.look(owner).await?.0 {
+            let state = record?.map(|record| record.state());
+            if let Some(pb::UnitState::Following | pb::UnitState::Dropping | pb::UnitState::Gone) = state {
+                let name = self.stores.name(owner);
+                return Err(Failed::Other(format!(
+                    "store {name:?} has released the unit by a decision that the meta store lost: run `kindred reconcile`"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Imports the owner's news until there is no more, or the round is over.
@@ -489,3 +510,7 @@ impl From<pb::UnitRefusal> for Failed {
         refused.stale_term.map_or_else(|| Self::Other(refused.message), |seen| Self::Stale(Term(seen)))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+mod tests;

@@ -11,17 +11,23 @@ use crate::report::{Check, Report};
 
 pub(crate) fn check(context: &Context<'_>, report: &mut Report) {
     for view in context.watches {
-        events_after_promises(view, report);
+        events_after_promises(context, view, report);
         promises_below_events(context, view, report);
         promises_in_order(context, view, report);
         fresh_when_asked(context, view, report);
     }
 }
 
-/// No event at or below a promise comes after it. For a watch without a start, the header of `created` is a promise.
-fn events_after_promises(view: &WatchView<'_>, report: &mut Report) {
+/// No event at or below a promise comes after it. For a watch without a start, `created` is a promise.
+fn events_after_promises(context: &Context<'_>, view: &WatchView<'_>, report: &mut Report) {
     let created = view.created.filter(|_| view.watch.options.start.is_none());
-    let created = created.map(|created| (created.sequence, created.header, "created"));
+    let created = created.map(|created| {
+        let revision = match context.config.created_above_start {
+            true => created.header.min(known_before(context, view.watch.call)),
+            false => created.header,
+        };
+        (created.sequence, revision, "created")
+    });
     let progress = view.progress.iter().map(|p| (p.sequence, p.revision, "progress"));
     let mut promises: Vec<(u64, Revision, &str)> = created.into_iter().chain(progress).collect();
     promises.sort_by_key(|(sequence, ..)| *sequence);
@@ -45,6 +51,12 @@ fn events_after_promises(view: &WatchView<'_>, report: &mut Report) {
             report.add(Check::Bookmarkable, message, vec![promise, line(view, item.event, item.sequence)]);
         }
     }
+}
+
+/// The highest revision that a client knew at this time.
+fn known_before(context: &Context<'_>, time: Nanos) -> Revision {
+    let before = context.history.operations.iter().filter(|operation| operation.returned < time);
+    before.filter_map(|operation| operation.outcome.header()).max().unwrap_or(Revision(0))
 }
 
 fn promises_below_events(context: &Context<'_>, view: &WatchView<'_>, report: &mut Report) {
