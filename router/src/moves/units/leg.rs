@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join, try_join};
+use futures_util::future::try_join;
 use kindred_partition_config::ids::{Epoch, LeaseId, MoveId, Revision, Term};
 use kindred_proto::shard_v1::{self as pb, unit_answer::Answer as Made, unit_call::Call};
 use kindred_router_core::clock_offset;
@@ -60,16 +60,13 @@ impl<S: UnitStores> LegSteps<S> {
             // The store was lost and replaced (R14), so nobody asks it for these keys any more.
             return vec![Answer::Done; self.calls.len()];
         }
-        let run = async {
-            match S::at_etcd(self, name).await {
-                Some(done) => done,
-                None => self.run_at_shards(name).await,
-            }
+        let done = match S::at_etcd(self, name).await {
+            Some(done) => done,
+            None => self.run_at_shards(name).await,
         };
-        let done = match name {
-            StepName::Unfreeze => join(run, self.unseal()).await.0,
-            _ => run.await,
-        };
+        if name == StepName::Unfreeze && done.as_ref().is_ok_and(|each| each.iter().all(Result::is_ok)) {
+            self.unseal().await;
+        }
         match done {
             Ok(each) => each.into_iter().map(|answer| answer.unwrap_or_else(Answer::from)).collect(),
             Err(failed) => vec![Answer::from(failed); self.calls.len()],
@@ -218,14 +215,18 @@ impl<S: UnitStores> LegSteps<S> {
             return;
         }
         let call = |by, _: &UnitCall| Call::Unseal(pb::UnsealRequest { r#move: by });
-        if let Err(Failed::Other(reason)) = self.ask(follower, call).await {
+        let unsealed = async {
+            self.owner_has_not_released().await?;
+            self.ask(follower, call).await
+        };
+        if let Err(Failed::Other(reason)) = unsealed.await {
             tracing::debug!(move_id = self.id.0, reason, "units were not unsealed");
         }
     }
 
     /// Refuses where the owner has released a unit: an attempt of which the record does not know was decided, and the
-    /// follower, sealed, may have the only copy. It is for `kindred reconcile` then. A coordinator in doubt has shown
-    /// the owner its term before, so the owner releases nothing for an earlier one meanwhile.
+    /// follower, sealed, may have the only copy. It is for `kindred reconcile` then. The coordinator has shown the owner
+    /// its term before, so the owner releases nothing for an earlier one meanwhile.
     async fn owner_has_not_released(&self) -> Result<(), Failed> {
         let owner = self.source();
         if self.stores.is_removed(owner) || !self.stores.is_shard(owner) {

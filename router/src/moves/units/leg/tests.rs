@@ -35,6 +35,7 @@ impl TwoStores {
             }
             Call::Leases(_) => Made::Leases(pb::UnitLeasesResponse { ids: self.missing.clone() }),
             Call::Unseal(_) => Made::Unseal(pb::UnsealResponse {}),
+            Call::Unfreeze(_) => Made::Unfreeze(pb::UnfreezeResponse {}),
             other => panic!("nobody asks for {other:?}"),
         }
     }
@@ -169,6 +170,11 @@ async fn a_follower_stays_sealed_while_the_owner_has_released_the_unit() {
         let Answer::Failed { reason } = &refused[0] else { panic!("{refused:?}") };
         assert!(reason.contains("kindred reconcile"), "{reason}");
         assert!(matches!(stores.made()[..], [(OWNER, Call::Look(_))]), "{:?}", stores.made());
+        // The same behind an attempt that the record says was given up.
+        let stores = TwoStores::new(Some(released));
+        assert_eq!(stores.run(StepName::Unfreeze).await, [Answer::Done]);
+        let made = stores.made();
+        assert!(matches!(made[..], [(OWNER, Call::Unfreeze(_)), (OWNER, Call::Look(_))]), "{made:?}");
     }
     for owns in [None, Some(Owned), Some(Tracked), Some(Frozen)] {
         let stores = TwoStores::new(owns);
