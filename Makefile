@@ -111,7 +111,7 @@ bench-apiserver: peers
 ## sim: one seed of the simulation with its log (SEED=1), or many from a random one on (SEEDS=100000)
 sim:
 	$(CARGO) build --quiet --locked -p kindred-sim
-	SIM=$(SIM) SEED=$(SEED) SEEDS=$(SEEDS) $(PROFILE_DIR)/kindred-sim
+	SIM=$(SIM) $(if $(SEED),SEED=$(SEED)) $(if $(SEEDS),SEEDS=$(SEEDS)) $(PROFILE_DIR)/kindred-sim
 
 ## soak: every random test with new seeds for MINUTES (60), or from SEED on; what fails is printed with what replays it
 soak: build

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_router_core::lease_attach::{Attaching, Command, Next, Reply};
 use kindred_router_core::lease_fanout::{Said, combine, slot_of};
@@ -167,13 +167,14 @@ fn is_unknown_lease(status: &Status) -> bool {
 /// # Errors
 /// When a home or the store cannot be asked.
 pub async fn attach_all(stores: &impl LeaseStores, leases: &[LeaseId], store: StoreIx) -> Result<(), Status> {
-    for lease in leases {
+    let is_unknown = |lease: &LeaseId| {
         let likely_home = stores.slot(store).is_some_and(|slot| slot_of(*lease) == Some(slot));
-        if !likely_home && !stores.pairs().knows(*lease, store) {
-            stores.attach(*lease, store, false).await?;
-        }
-    }
-    Ok(())
+        !likely_home && !stores.pairs().knows(*lease, store)
+    };
+    // All at a time: those that are missing in the pause of a move may be many.
+    let attached =
+        leases.iter().filter(|lease| is_unknown(lease)).map(|lease| stores.attach(*lease, store, false));
+    try_join_all(attached).await.map(drop)
 }
 
 /// Attaches the leases again after a write was refused because of an unknown lease. Returns whether the write is worth

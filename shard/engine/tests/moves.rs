@@ -214,6 +214,7 @@ fn counts_are_exact_while_an_import_is_under_way() {
         let early = b.current_all();
         loop {
             let chunk = a.unit_copy(&by, after.as_ref(), 3, 1 << 20).unwrap();
+            while !b.unit_room(&by).unwrap() {}
             b.unit_import(&by, Import { keys: chunk.keys, ..Import::default() }).unwrap();
             assert_eq!(count(&mut b, KeyRange::everything(), None), mine, "hidden keys do not count");
             assert_eq!(count(&mut b, KeyRange::everything(), Some(early)), mine);
@@ -638,4 +639,31 @@ fn what_a_decision_asks_for_may_be_asked_for_again_at_any_time_after_it() {
     assert!(matches!(b.unit_open(&by, Epoch(3)), Err(UnitError::State { state: "owned", .. })));
     a.validate();
     b.validate();
+}
+
+#[test]
+fn room_for_a_unit_is_made_a_part_at_a_time() {
+    let (mut a, mut b, unit) = (shard(3), shard(4), half_the_ring());
+    let names: Vec<String> = (0..3_000).map(|n| format!("{PODS}a/{n:04}")).collect();
+    let (own, other): (Vec<_>, Vec<_>) = names.iter().partition(|name| unit.contains(name.as_bytes()));
+    for name in other.iter().chain(&own) {
+        write(&mut b, put(name, "here"));
+    }
+    let is_here = b.unit_room(&by(1, &unit));
+    assert!(matches!(is_here, Err(UnitError::Key { .. })), "a key of the unit is live: {is_here:?}");
+    for name in &own {
+        write(&mut b, delete(name));
+    }
+    let mut parts = 0;
+    while !b.unit_room(&by(2, &unit)).expect("no key of it is live") {
+        let import = b.unit_import(&by(2, &unit), Import::default());
+        assert!(import.is_ok() || import == Err(UnitError::NotReady(MoveId(2))), "{import:?}");
+        b.validate();
+        parts += 1;
+    }
+    assert!(parts > 2, "{parts} parts for {} live keys and the history of {}", other.len(), own.len());
+    assert_eq!(b.unit_room(&by(2, &unit)), Ok(true), "it is done once");
+    fill(&mut a, 12);
+    moved(&mut a, &mut b, &by(2, &unit), Epoch(2));
+    assert!(count(&mut b, prefix(PODS), None) > other.len() as u64);
 }

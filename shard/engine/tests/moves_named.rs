@@ -55,6 +55,7 @@ fn prepare(source: &mut Engine, target: &mut Engine, by: &UnitMove) -> FeedId {
     let at = source.unit_copy_begin(by).expect("tracked");
     let tail = source.unit_feed_open(&by.unit, Some(at.next())).expect("tracked");
     let mut after = None;
+    while !target.unit_room(by).expect("no key of it is live") {}
     loop {
         let chunk = source.unit_copy(by, after.as_ref(), 2, 1 << 20).expect("a chunk");
         let import = Import { keys: chunk.keys, floor: Some(chunk.floor), ..Import::default() };

@@ -102,6 +102,7 @@ fn copy(source: &mut Kept, target: &mut Kept, by: &UnitMove) -> Revision {
     let chunk = source.engine.unit_copy(by, None, 1_000, 1 << 20).expect("a chunk");
     let CopyChunk { keys, floor, gaps, .. } = chunk;
     let import = Import { keys, floor: Some(floor), gaps, through: Some(at), ..Import::default() };
+    while !target.engine.unit_room(by).expect("no key of it is live") {}
     target.engine.unit_import(by, import).expect("imported");
     let last = source.engine.unit_freeze(NOW, by).expect("frozen");
     target.engine.unit_import(by, Import { through: Some(last), ..Import::default() }).expect("whole");
@@ -234,6 +235,7 @@ fn follow(owner: &mut Kept, follower: &mut Kept, by: &UnitMove) {
     let CopyChunk { keys, floor, gaps, .. } =
         owner.engine.unit_copy(by, None, 1_000, 1 << 20).expect("a chunk");
     let import = Import { keys, floor: Some(floor), gaps, through: Some(at), ..Import::default() };
+    while !follower.engine.unit_room(by).expect("no key of it is live") {}
     follower.engine.unit_import(by, import).expect("imported");
 }
 

@@ -24,8 +24,8 @@ const SLICE_KEYS: usize = 128;
 pub const CHUNK_KEYS: usize = 256;
 /// Approximate bytes in one slice of a copy or an import; the history of one key in one message may exceed it.
 pub const CHUNK_BYTES: usize = 256 << 10;
-/// Time after which tracks, and calls that wait for them, answer although they are not done; the coordinator then
-/// repeats them.
+/// Time after which tracks, and calls that wait for them or for room, answer although they are not done; the coordinator
+/// then repeats them.
 const TRACK_TIME: Duration = Duration::from_millis(200);
 /// The cost of a slice of a search that reached the end of its unit.
 const SHORT_SLICE: usize = SLICE_KEYS / 8;
@@ -125,6 +125,13 @@ impl Job {
                 Answer::Release(pb::ReleaseResponse {})
             }
             Self::Import { by, left, through } => {
+                if !core.engine.unit_room(by)? {
+                    if turn.is_late {
+                        return Err(UnitError::NotReady(by.id));
+                    }
+                    turn.cost(SLICE_KEYS);
+                    return Ok(None);
+                }
                 if let Some(piece) = left.pop_front() {
                     let (keys, events) = (piece.keys.len(), piece.events.len());
                     turn.cost(keys + events);

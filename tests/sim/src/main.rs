@@ -1,7 +1,7 @@
 //! `kindred-sim`: runs one seed and prints its log (`SEED=`), or many from a random one on (`SEEDS=`). `SIM=standbys` runs
 //! the simulation of standbys.
 
-#![allow(clippy::print_stdout, reason = "printing is what it is for")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "printing is what it is for")]
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::process::ExitCode;
@@ -10,8 +10,22 @@ use kindred_sim::many::many;
 use kindred_sim::run::run;
 use kindred_sim::standbys::{self, Violation};
 
+const USAGE: &str = "usage: kindred-sim, with its settings in the environment:
+  SEED=N        runs this seed and prints its log
+  SEEDS=N       runs so many seeds (100000, of standbys 10000)
+  FROM=N        the first of them (a random one)
+  SIM=standbys  simulates a shard with standbys, not a cluster";
+
+/// A number of the environment. One that cannot be read ends the process: another number would run something else.
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
+    let value = std::env::var(name).ok()?;
+    match value.parse() {
+        Ok(number) => Some(number),
+        Err(error) => {
+            eprintln!("{name}={value}: {error}\n{USAGE}");
+            std::process::exit(2);
+        }
+    }
 }
 
 fn standbys() -> ExitCode {
@@ -38,6 +52,10 @@ fn first() -> u64 {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().len() > 1 {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    }
     if std::env::var("SIM").is_ok_and(|sim| sim == "standbys") {
         return standbys();
     }

@@ -21,8 +21,8 @@ use crate::{
 const DIGEST_KEYS: u64 = 1024;
 /// Leases that a refusal names at most.
 const NAMED_MAX: usize = 100;
-/// Keys and events that one import call examines to make room.
-const ROOM_STEPS: usize = 8192;
+/// Keys and events that one call examines to make room for a unit.
+const ROOM_STEPS: usize = 512;
 /// Pulls after which [`Engine::unit_tail`] gives up finding an event of its unit.
 const TAIL_PULLS: usize = 16;
 
@@ -307,8 +307,8 @@ impl Engine {
 
     // ---- target
 
-    /// Imports copied keys, or events that follow a copy, into a hidden unit. The first import creates it. Returns the
-    /// revision up to which everything is imported.
+    /// Imports copied keys, or events that follow a copy, into a hidden unit. The first import creates it, and is
+    /// refused until there is room ([`Self::unit_room`]). Returns the revision up to which everything is imported.
     pub fn unit_import(&mut self, by: &UnitMove, import: Import) -> Result<Revision, UnitError> {
         self.space.units.fence(by)?;
         let stray = |key: &[u8]| UnitError::Key {
@@ -322,16 +322,10 @@ impl Engine {
         if let Some(version) = outside.or(event.into_iter().find(|v| !by.unit.contains(v.key()))) {
             return Err(stray(version.key()));
         }
-        let id = match self.space.units.of(&by.unit) {
-            Some(record) if matches!(record.state, UnitState::Following { .. }) && record.by.id == by.id => {
-                record.id
-            }
-            Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
-                return Err(record.refuse("Import"));
-            }
-            _ => self.unit_begin(by)?,
-        };
-        self.unit_make_room(by, id)?;
+        let id = self.unit_follower(by)?;
+        if !self.unit_make_room(by, id)? {
+            return Err(UnitError::NotReady(by.id));
+        }
         let Some(record) = self.space.units.get_mut(id) else { return Err(UnitError::Unknown(by.id)) };
         let UnitState::Following { through, sealed } = record.state else {
             return Err(record.refuse("Import"));
@@ -387,6 +381,30 @@ impl Engine {
         Ok(through)
     }
 
+    /// The hidden record into which this move imports the unit; it is added if there is none.
+    fn unit_follower(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
+        match self.space.units.of(&by.unit) {
+            Some(record) if matches!(record.state, UnitState::Following { .. }) && record.by.id == by.id => {
+                Ok(record.id)
+            }
+            Some(record) if !matches!(record.state, UnitState::Gone | UnitState::Owned) => {
+                Err(record.refuse("Import"))
+            }
+            _ => self.unit_begin(by),
+        }
+    }
+
+    /// Does a part of what the first import of a unit needs: checks that no key of it is live here, and removes the
+    /// history of deleted ones. True when an import can be executed.
+    ///
+    /// # Errors
+    /// As [`Self::unit_import`].
+    pub fn unit_room(&mut self, by: &UnitMove) -> Result<bool, UnitError> {
+        self.space.units.fence(by)?;
+        let id = self.unit_follower(by)?;
+        self.unit_make_room(by, id)
+    }
+
     /// Adds a hidden record for a unit of which nothing may be here but tombstones.
     fn unit_begin(&mut self, by: &UnitMove) -> Result<UnitId, UnitError> {
         let (records, _) = self.space.units.over(&by.unit);
@@ -404,12 +422,11 @@ impl Engine {
         Ok(id)
     }
 
-    /// Checks that no key of the unit is live here, then removes the history of deleted ones. `NotReady` until that is
-    /// done: each call does a part.
-    fn unit_make_room(&mut self, by: &UnitMove, id: UnitId) -> Result<(), UnitError> {
+    /// Does a part of [`Self::unit_room`].
+    fn unit_make_room(&mut self, by: &UnitMove, id: UnitId) -> Result<bool, UnitError> {
         let room = self.space.units.get_mut(id).and_then(|record| record.clearing.take());
         let left = match room {
-            None => return Ok(()),
+            None => return Ok(true),
             Some(Room::Look(left)) => {
                 let (found, left) = self.space.any_live(&by.unit, &left, ROOM_STEPS);
                 if let Some(key) = found {
@@ -423,7 +440,7 @@ impl Engine {
         let left = match left {
             Room::Clear(mut at) => {
                 if self.space.split_off(id, &mut at, ROOM_STEPS, false) {
-                    return Ok(());
+                    return Ok(true);
                 }
                 Room::Clear(at)
             }
@@ -432,7 +449,7 @@ impl Engine {
         if let Some(record) = self.space.units.get_mut(id) {
             record.clearing = Some(left);
         }
-        Err(UnitError::NotReady(by.id))
+        Ok(false)
     }
 
     /// Moves a hidden key from its former lease to that of its new version.
