@@ -118,7 +118,7 @@ soak: build
 	$(CARGO) test --workspace --locked --no-run
 	tests/soak $(or $(MINUTES),60) $(SEED)
 
-## fuzz: any bytes as a shard's files and as an HTTP/2 client, for SECONDS (60) each; needs a nightly compiler and `cargo install --locked cargo-fuzz`
+## fuzz: any bytes as a shard's files and as an HTTP/2 client, for SECONDS (60) each; needs `cargo install --locked cargo-fuzz`
 fuzz:
-	cd shard/wal && $(CARGO) +nightly fuzz run decode -- -max_total_time=$(or $(SECONDS),60)
-	cd proto/http2 && $(CARGO) +nightly fuzz run receive -- -max_total_time=$(or $(SECONDS),60)
+	cd shard/wal && $(CARGO) fuzz run --sanitizer none decode -- -max_total_time=$(or $(SECONDS),60)
+	cd proto/http2 && $(CARGO) fuzz run --sanitizer none receive -- -max_total_time=$(or $(SECONDS),60)
