@@ -124,7 +124,8 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, Met
     meta.confirm();
     meta.note(None);
     saw(meta, &entries)?;
-    let mut watch = match meta.watch(entries.revision + 1).await {
+    let listed = entries.revision;
+    let mut watch = match meta.watch(listed + 1).await {
         Ok(watch) => watch,
         Err(error) => return lost(error),
     };
@@ -133,6 +134,12 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, Met
             Ok(answer) => answer,
             Err(error) => return lost(error),
         };
+        // It was restored since the list: changes up to the listed revision would be missed.
+        if let Some(header) = &answer.header
+            && header.revision < listed
+        {
+            return Ok(Lost(format!("it was at revision {listed}, and is back at {}", header.revision)));
+        }
         *backoff = BACKOFF_MIN;
         for event in &answer.events {
             entries.apply(event);
@@ -298,8 +305,11 @@ async fn compact(meta: &Meta) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use kindred_partition_config::ids::{ClusterId, Lineage, MoveId, StoreName};
     use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+    use kindred_proto::mvccpb;
     use kindred_router_core::moves::record::{MoveRecord, Phase};
 
     use super::super::client::Stored;
@@ -324,6 +334,119 @@ mod tests {
             config: None,
             founding: Founding::default(),
         }
+    }
+
+    /// A meta store that answers one list and one watch.
+    struct Scripted {
+        list: Entries,
+        answers: Vec<pb::WatchResponse>,
+        settings: MetaSettings,
+        state: Arc<ClusterState>,
+        published: RefCell<Vec<Arc<Entries>>>,
+    }
+
+    impl MetaStore for Scripted {
+        async fn get(&self, _: &str) -> Result<Option<Stored>, MetaError> {
+            Ok(None)
+        }
+
+        async fn list(&self) -> Result<Entries, MetaError> {
+            Ok(self.list.clone())
+        }
+
+        async fn commit(&self, _: &[Expect], _: Vec<Write>) -> Result<Option<i64>, MetaError> {
+            Ok(None)
+        }
+
+        async fn commit_under(&self, _: i64, _: Write) -> Result<bool, MetaError> {
+            Ok(false)
+        }
+
+        async fn grant(&self, _: Duration) -> Result<i64, MetaError> {
+            Err(MetaError::Unavailable("it grants nothing".to_owned()))
+        }
+
+        async fn renew(&self, _: i64) -> Result<bool, MetaError> {
+            Ok(false)
+        }
+
+        fn entries(&self) -> Arc<Entries> {
+            self.published.borrow().last().cloned().unwrap_or_default()
+        }
+
+        async fn heard(&self, _: i64) -> bool {
+            false
+        }
+
+        fn state(&self) -> Arc<ClusterState> {
+            self.state.clone()
+        }
+
+        fn take(&self, _: Arc<ClusterState>) {}
+    }
+
+    impl Following for Scripted {
+        type Watch = std::vec::IntoIter<pb::WatchResponse>;
+
+        fn settings(&self) -> &MetaSettings {
+            &self.settings
+        }
+
+        async fn watch(&self, from: i64) -> Result<Self::Watch, MetaError> {
+            assert_eq!(from, self.list.revision + 1);
+            Ok(self.answers.clone().into_iter())
+        }
+
+        async fn next(&self, watch: &mut Self::Watch) -> Result<pb::WatchResponse, MetaError> {
+            watch.next().ok_or_else(|| MetaError::Unavailable("the script is over".to_owned()))
+        }
+
+        fn publish(&self, entries: Arc<Entries>) {
+            self.published.borrow_mut().push(entries);
+        }
+
+        fn confirm(&self) {}
+
+        fn doubt(&self, _: &str) {}
+
+        fn note(&self, _: Option<String>) {}
+
+        async fn pause(&self, _: Duration) {}
+    }
+
+    /// Follows a store that was listed at revision 90. Returns why it is listed again, and the revision that is known.
+    async fn followed(revisions: &[i64]) -> (String, i64) {
+        let value = of("a").to_json().into();
+        let keys = [(STATE.to_owned(), Stored { value, mod_revision: 3 })];
+        let answer = |revision: &i64| {
+            let kv = mvccpb::KeyValue {
+                key: "/kindred/moves/8".into(),
+                mod_revision: *revision,
+                ..mvccpb::KeyValue::default()
+            };
+            let header = Some(pb::ResponseHeader { revision: *revision, ..pb::ResponseHeader::default() });
+            let event = mvccpb::Event { kv: Some(kv), ..mvccpb::Event::default() };
+            pb::WatchResponse { header, events: vec![event], ..pb::WatchResponse::default() }
+        };
+        let meta = Scripted {
+            list: Entries { revision: 90, keys: keys.into() },
+            answers: revisions.iter().map(answer).collect(),
+            settings: settings(&[]),
+            state: Arc::new(of("a")),
+            published: RefCell::default(),
+        };
+        let Lost(why) = once(&meta, &mut BACKOFF_MIN.clone()).await.unwrap();
+        (why, meta.entries().revision)
+    }
+
+    #[tokio::test]
+    async fn a_store_that_went_back_since_the_list_is_listed_again() {
+        // A watch from the future would be silent until then.
+        let (why, known) = followed(&[41, 91]).await;
+        assert_eq!(why, "it was at revision 90, and is back at 41");
+        assert_eq!(known, 90);
+        let (why, known) = followed(&[90, 93, 92]).await;
+        assert_eq!((&*why, known), ("the script is over", 93), "headers of a watch need not rise");
     }
 
     /// A router whose stores have other addresses after a restart neither treats meta's state as lost nor overwrites
