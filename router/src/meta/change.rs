@@ -10,6 +10,28 @@ use super::store::MetaStore;
 use super::take::StateKeeper;
 use super::{ATTEMPTS, ChangeError, MetaError, Next, STATE, lineage, order, write};
 
+/// Reads the state on which a change may be based, and its revision in meta. A router that has not listed meta again after
+/// a restore must not build on what is there: it would undo changes that it knows of.
+///
+/// # Errors
+/// When meta cannot be asked, has no state or one of another cluster, or has lost a newer one.
+pub async fn newest_state(meta: &impl MetaStore) -> Result<(ClusterState, i64), MetaError> {
+    // Read before asking meta: while the answer is under way, this router may learn of a newer state than the answer
+    // has.
+    let known = order(&meta.state());
+    let stored = meta.get(STATE).await?;
+    let stored = stored.ok_or_else(|| MetaError::Unavailable("it has no state yet".to_owned()))?;
+    let state = ClusterState::from_json(&stored.value)?;
+    if let Some(why) = lineage::foreign(&meta.state(), &state) {
+        return Err(MetaError::Foreign(why));
+    }
+    if order(&state) < known {
+        let why = "it has lost its latest data and gets it back from the routers";
+        return Err(MetaError::Unavailable(why.to_owned()));
+    }
+    Ok((state, stored.mod_revision))
+}
+
 /// Changes the state by compare-and-swap. `change` is called again if another change came first. On return this router
 /// uses the new state, and has seen the other keys of the transaction.
 ///
@@ -20,23 +42,10 @@ pub async fn change_state<E>(
     mut change: impl FnMut(&ClusterState) -> Result<Next, E>,
 ) -> Result<Arc<ClusterState>, ChangeError<E>> {
     for _ in 0..ATTEMPTS {
-        // Read before asking meta: while the answer is under way, this router may learn of a newer state than the
-        // answer has.
-        let known = order(&meta.state());
-        let Some(stored) = meta.get(STATE).await? else {
-            return Err(MetaError::Unavailable("it has no state yet".to_owned()).into());
-        };
-        let state = ClusterState::from_json(&stored.value).map_err(MetaError::from)?;
-        if let Some(why) = lineage::foreign(&meta.state(), &state) {
-            return Err(MetaError::Foreign(why).into());
-        }
-        if order(&state) < known {
-            let why = "it has lost its latest data and gets it back from the routers";
-            return Err(MetaError::Unavailable(why.to_owned()).into());
-        }
+        let (state, mod_revision) = newest_state(meta).await?;
         // `change` must see the other keys that were written with this state, such as a move that began: otherwise
         // another move of the same keys would begin beside it.
-        if !meta.heard(stored.mod_revision).await {
+        if !meta.heard(mod_revision).await {
             let why = "this router has not heard of its latest changes yet";
             return Err(MetaError::Unavailable(why.to_owned()).into());
         }
@@ -45,7 +54,7 @@ pub async fn change_state<E>(
         if next == state && writes.is_empty() {
             return Ok(Arc::new(next));
         }
-        expects.push(Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision });
+        expects.push(Expect { key: STATE.to_owned(), mod_revision });
         writes.push(write(&next)?);
         if let Some(revision) = meta.commit(&expects, writes).await? {
             let next = Arc::new(next);

@@ -265,12 +265,9 @@ impl MetaClient {
         Ok(renewed.message.ttl > 0)
     }
 
-    /// Watches all keys of kindred from a revision on, at the member that is asked first. Events of the revision before come
-    /// too: nothing that a caller reads twice may change anything.
-    ///
-    /// etcd answers no request for progress of a stream with a watch that begins in the future (`progressIfSync` in
-    /// `server/storage/mvcc/watchable_store.go`), so a member in which nothing happens would be taken for dead. The revision
-    /// of a list is never in the future.
+    /// Watches all keys of kindred from a revision on, at the member that is asked first. The revision must not be in the
+    /// future: etcd answers no request for progress of a stream with a watch that begins there (`progressIfSync` in
+    /// `server/storage/mvcc/watchable_store.go`), so a member in which nothing happens would be taken for dead.
     ///
     /// The first sign of life is asked for at `signs_from`.
     ///
@@ -280,7 +277,7 @@ impl MetaClient {
         let create = pb::WatchCreateRequest {
             key: PREFIX.into(),
             range_end: behind_prefix(),
-            start_revision: (from - 1).max(1),
+            start_revision: from.max(1),
             progress_notify: true,
             ..Default::default()
         };

@@ -32,7 +32,7 @@ pub trait Following: MetaStore {
 
     /// How meta is used.
     fn settings(&self) -> &MetaSettings;
-    /// Watches all keys of kindred from a revision on.
+    /// Watches all keys of kindred from a revision on, which is not in the future.
     fn watch(&self, from: i64) -> impl Future<Output = Result<Self::Watch, MetaError>>;
     /// The next response.
     fn next(&self, watch: &mut Self::Watch) -> impl Future<Output = Result<pb::WatchResponse, MetaError>>;
@@ -125,7 +125,8 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, Met
     meta.note(None);
     saw(meta, &entries)?;
     let listed = entries.revision;
-    let mut watch = match meta.watch(listed + 1).await {
+    // The next revision is in the future. An event that the list contains changes nothing when it comes again.
+    let mut watch = match meta.watch(listed).await {
         Ok(watch) => watch,
         Err(error) => return lost(error),
     };
@@ -393,7 +394,7 @@ mod tests {
         }
 
         async fn watch(&self, from: i64) -> Result<Self::Watch, MetaError> {
-            assert_eq!(from, self.list.revision + 1);
+            assert_eq!(from, self.list.revision);
             Ok(self.answers.clone().into_iter())
         }
 

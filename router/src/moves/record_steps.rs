@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use kindred_partition_config::ids::MoveId;
-use kindred_partition_config::state::ClusterState;
 use kindred_partition_config::validate::FieldError;
 use kindred_router_core::moves::conflict::kind_of;
 use kindred_router_core::moves::record::MoveRecord;
 use kindred_router_core::moves::step::Answer;
 
 use super::keys::record_key;
+use crate::meta::change::newest_state;
 use crate::meta::client::{Expect, Write};
-use crate::meta::lineage::foreign;
 use crate::meta::store::MetaStore;
 use crate::meta::{MetaError, STATE, write as write_state};
 
@@ -46,7 +45,7 @@ pub(super) async fn swap(meta: &impl MetaStore, record: Box<MoveRecord>, version
 }
 
 async fn put_back(meta: &impl MetaStore, mut record: Box<MoveRecord>, version: i64) -> Answer {
-    let (state, stored) = match state(meta).await {
+    let (state, stored) = match newest_state(meta).await {
         Ok(state) => state,
         Err(error) => return failed(&error),
     };
@@ -100,7 +99,7 @@ fn said_of(errors: Vec<FieldError>) -> MetaError {
 pub(super) async fn decide(meta: &impl MetaStore, record: &MoveRecord, version: i64, leg: usize) -> Answer {
     let key = record_key(record.id);
     for _ in 0..ATTEMPTS {
-        let (state, stored) = match state(meta).await {
+        let (state, stored) = match newest_state(meta).await {
             Ok(state) => state,
             Err(error) => return failed(&error),
         };
@@ -140,16 +139,82 @@ pub(super) async fn decide(meta: &impl MetaStore, record: &MoveRecord, version: 
     Answer::Refused { reason: "the cluster's state is being changed all the time".to_owned() }
 }
 
-async fn state(meta: &impl MetaStore) -> Result<(ClusterState, i64), MetaError> {
-    let stored = meta.get(STATE).await?;
-    let stored = stored.ok_or_else(|| MetaError::Unavailable("it has no state yet".to_owned()))?;
-    let state = ClusterState::from_json(&stored.value)?;
-    match foreign(&meta.state(), &state) {
-        Some(why) => Err(MetaError::Foreign(why)),
-        None => Ok((state, stored.mod_revision)),
-    }
-}
-
 fn failed(error: &MetaError) -> Answer {
     Answer::Failed { reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kindred_partition_config::ids::StoreName;
+    use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
+    use kindred_partition_config::state::ClusterState;
+
+    use super::*;
+    use crate::meta::client::{Entries, Stored};
+
+    /// A meta store that was restored, and the state of a router that has not listed it again.
+    struct Restored {
+        has: ClusterState,
+        known: Arc<ClusterState>,
+    }
+
+    impl MetaStore for Restored {
+        async fn get(&self, _: &str) -> Result<Option<Stored>, MetaError> {
+            Ok(Some(Stored { value: self.has.to_json().into(), mod_revision: 12 }))
+        }
+
+        async fn list(&self) -> Result<Entries, MetaError> {
+            Ok(Entries::default())
+        }
+
+        async fn commit(&self, _: &[Expect], _: Vec<Write>) -> Result<Option<i64>, MetaError> {
+            panic!("nothing is written")
+        }
+
+        async fn commit_under(&self, _: i64, _: Write) -> Result<bool, MetaError> {
+            panic!("nothing is written")
+        }
+
+        async fn grant(&self, _: Duration) -> Result<i64, MetaError> {
+            panic!("no lease is needed")
+        }
+
+        async fn renew(&self, _: i64) -> Result<bool, MetaError> {
+            panic!("no lease is needed")
+        }
+
+        fn entries(&self) -> Arc<Entries> {
+            Arc::default()
+        }
+
+        async fn heard(&self, _: i64) -> bool {
+            true
+        }
+
+        fn state(&self) -> Arc<ClusterState> {
+            self.known.clone()
+        }
+
+        fn take(&self, _: Arc<ClusterState>) {
+            panic!("nothing is decided")
+        }
+    }
+
+    /// Seed 308 of the simulation: meta lost the decision of one move, and a router that knew of it decided another move
+    /// on the state before, so a store served keys that the newest map gave to another.
+    #[tokio::test]
+    async fn no_move_is_decided_on_a_state_that_meta_was_restored_to() {
+        let has = ClusterState::bootstrap(&parse_config(DEFAULT_CONFIG).unwrap()).unwrap();
+        let to = |kind: &str, store: &str| has.move_kind(kind, &StoreName(store.to_owned())).unwrap();
+        let lost = to("pods", "events");
+        let known = Arc::new(has.with_transfers(&lost.transfers).unwrap());
+        let record = MoveRecord::new(MoveId(7), &to("nodes", "events").transfers).unwrap();
+        let meta = Restored { has, known };
+        let decided = decide(&meta, &record, 12, 0).await;
+        assert!(matches!(&decided, Answer::Failed { reason } if reason.contains("lost")), "{decided:?}");
+        let put_back = put_back(&meta, Box::new(record), 12).await;
+        assert!(matches!(&put_back, Answer::Failed { reason } if reason.contains("lost")), "{put_back:?}");
+    }
 }
