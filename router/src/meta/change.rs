@@ -81,18 +81,22 @@ impl StateKeeper {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::super::client::{Entries, Stored, Write};
     use super::*;
 
-    /// A meta store whose latest changes have not reached this router.
-    struct Behind(Arc<ClusterState>);
+    /// A meta store to which nothing may be written, at a router that has not heard of what it has.
+    pub(crate) struct Unheard {
+        pub(crate) has: ClusterState,
+        /// The state that the router uses.
+        pub(crate) known: Arc<ClusterState>,
+    }
 
-    impl MetaStore for Behind {
+    impl MetaStore for Unheard {
         async fn get(&self, _: &str) -> Result<Option<Stored>, MetaError> {
-            Ok(Some(Stored { value: self.0.to_json().into(), mod_revision: 9 }))
+            Ok(Some(Stored { value: self.has.to_json().into(), mod_revision: 9 }))
         }
 
         async fn list(&self) -> Result<Entries, MetaError> {
@@ -124,10 +128,12 @@ mod tests {
         }
 
         fn state(&self) -> Arc<ClusterState> {
-            self.0.clone()
+            self.known.clone()
         }
 
-        fn take(&self, _: Arc<ClusterState>) {}
+        fn take(&self, _: Arc<ClusterState>) {
+            panic!("nothing is changed")
+        }
     }
 
     /// A router that does not see the open moves begins none beside them.
@@ -135,7 +141,8 @@ mod tests {
     async fn nothing_is_changed_by_a_router_that_has_not_heard_of_the_latest_changes() {
         let config = kindred_partition_config::parse::DEFAULT_CONFIG;
         let config = kindred_partition_config::parse::parse_config(config).unwrap();
-        let meta = Behind(Arc::new(ClusterState::bootstrap(&config).unwrap()));
+        let has = ClusterState::bootstrap(&config).unwrap();
+        let meta = Unheard { known: Arc::new(has.clone()), has };
         let changed = change_state::<String>(&meta, |_| panic!("it would not see the moves")).await;
         assert!(matches!(changed, Err(ChangeError::Meta(MetaError::Unavailable(_)))), "{changed:?}");
     }

@@ -135,7 +135,7 @@ async fn once(meta: &impl Following, backoff: &mut Duration) -> Result<Lost, Met
             Ok(answer) => answer,
             Err(error) => return lost(error),
         };
-        // It was restored since the list: changes up to the listed revision would be missed.
+        // It was restored since the list, or its member lags: changes up to the listed revision might be missed.
         if let Some(header) = &answer.header
             && header.revision < listed
         {

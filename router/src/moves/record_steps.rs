@@ -145,62 +145,12 @@ fn failed(error: &MetaError) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use kindred_partition_config::ids::StoreName;
     use kindred_partition_config::parse::{DEFAULT_CONFIG, parse_config};
     use kindred_partition_config::state::ClusterState;
 
     use super::*;
-    use crate::meta::client::{Entries, Stored};
-
-    /// A meta store that was restored, and the state of a router that has not listed it again.
-    struct Restored {
-        has: ClusterState,
-        known: Arc<ClusterState>,
-    }
-
-    impl MetaStore for Restored {
-        async fn get(&self, _: &str) -> Result<Option<Stored>, MetaError> {
-            Ok(Some(Stored { value: self.has.to_json().into(), mod_revision: 12 }))
-        }
-
-        async fn list(&self) -> Result<Entries, MetaError> {
-            Ok(Entries::default())
-        }
-
-        async fn commit(&self, _: &[Expect], _: Vec<Write>) -> Result<Option<i64>, MetaError> {
-            panic!("nothing is written")
-        }
-
-        async fn commit_under(&self, _: i64, _: Write) -> Result<bool, MetaError> {
-            panic!("nothing is written")
-        }
-
-        async fn grant(&self, _: Duration) -> Result<i64, MetaError> {
-            panic!("no lease is needed")
-        }
-
-        async fn renew(&self, _: i64) -> Result<bool, MetaError> {
-            panic!("no lease is needed")
-        }
-
-        fn entries(&self) -> Arc<Entries> {
-            Arc::default()
-        }
-
-        async fn heard(&self, _: i64) -> bool {
-            true
-        }
-
-        fn state(&self) -> Arc<ClusterState> {
-            self.known.clone()
-        }
-
-        fn take(&self, _: Arc<ClusterState>) {
-            panic!("nothing is decided")
-        }
-    }
+    use crate::meta::change::tests::Unheard;
 
     /// Seed 308 of the simulation: meta lost the decision of one move, and a router that knew of it decided another move
     /// on the state before, so a store served keys that the newest map gave to another.
@@ -211,7 +161,7 @@ mod tests {
         let lost = to("pods", "events");
         let known = Arc::new(has.with_transfers(&lost.transfers).unwrap());
         let record = MoveRecord::new(MoveId(7), &to("nodes", "events").transfers).unwrap();
-        let meta = Restored { has, known };
+        let meta = Unheard { has, known };
         let decided = decide(&meta, &record, 12, 0).await;
         assert!(matches!(&decided, Answer::Failed { reason } if reason.contains("lost")), "{decided:?}");
         let put_back = put_back(&meta, Box::new(record), 12).await;

@@ -398,7 +398,7 @@ impl Engine {
     /// history of deleted ones. True when an import can be executed.
     ///
     /// # Errors
-    /// As [`Self::unit_import`].
+    /// It refuses the units that [`Self::unit_import`] refuses.
     pub fn unit_room(&mut self, by: &UnitMove) -> Result<bool, UnitError> {
         self.space.units.fence(by)?;
         let id = self.unit_follower(by)?;
