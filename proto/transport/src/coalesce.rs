@@ -15,6 +15,11 @@
 //! end, so a third flush comes from a task that does not read. `poll_write` drains when the buffer is full. A long
 //! write is not buffered, and takes the buffered bytes with it.
 //!
+//! The head of a request waits for its message: h2 accepts the message only after it has written the head, and on
+//! the next turn it reads before it writes. So if the last thing written is the head of a stream that goes on, the
+//! next `poll_read` leaves the drain to the flush after it, which then sends both. Otherwise the peer would be woken
+//! twice for a call.
+//!
 //! Limitation: one task must own the connection and come back to it, as the connection tasks of h2 and hyper do. A
 //! task that flushes once and never calls again, or two tasks that share a split connection, would hold bytes back.
 //!
@@ -54,6 +59,10 @@ pub struct Coalesce<T> {
     inner_dirty: bool,
     /// The number of flushes since the last write.
     flushes: u8,
+    /// Whether the last bytes written are the head of a stream that goes on.
+    head_last: bool,
+    /// Whether such a head has waited for its message, so that the next call drains.
+    waited: bool,
     /// The error of a drain on the read side.
     error: Option<io::Error>,
     /// What was written and read in this turn.
@@ -69,6 +78,8 @@ impl<T> Coalesce<T> {
             sent: 0,
             inner_dirty: false,
             flushes: 0,
+            head_last: false,
+            waited: false,
             error: None,
             share: Share::default(),
             rest: Rest::default(),
@@ -112,6 +123,8 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         let batch = self.buffer.len();
         self.sent = 0;
         self.buffer.clear();
+        self.head_last = false;
+        self.waited = false;
         if self.buffer.capacity() > KEEP && batch < KEEP / 4 {
             self.buffer.shrink_to(KEEP / 2);
         }
@@ -163,6 +176,8 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                     self.sent = 0;
                     self.buffer.clear();
                     self.flushes = 0;
+                    self.head_last = false;
+                    self.waited = false;
                     return Poll::Ready(Ok(written - gathered));
                 }
                 Err(error) => return Poll::Ready(Err(self.fail(error))),
@@ -248,6 +263,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
         }
         if left < room {
             this.flushes = 0;
+            this.head_last = matches!(slices, [only] if only.len() <= room && ends_with_head(only));
         }
         Poll::Ready(Ok(room - left))
     }
@@ -261,7 +277,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
         if let Some(error) = this.error.take() {
             return Poll::Ready(Err(error));
         }
-        if this.buffered() == 0 || this.flushes >= DEFERRED_FLUSHES {
+        if this.buffered() == 0 || this.waited || this.flushes >= DEFERRED_FLUSHES {
             return this.poll_drain(cx);
         }
         this.flushes += 1;
@@ -285,7 +301,11 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.buffered() > 0 || this.inner_dirty {
+        if std::mem::take(&mut this.head_last) {
+            this.waited = true;
+            // For a task that does not flush in this turn.
+            cx.waker().wake_by_ref();
+        } else if this.buffered() > 0 || this.inner_dirty {
             // If pending, the inner writer has the task's waker, and reading continues meanwhile.
             if let Poll::Ready(Err(error)) = this.poll_drain(cx) {
                 this.error = Some(error);
@@ -298,6 +318,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
         this.share.pay(into.filled().len() - before);
         read
     }
+}
+
+/// Whether `bytes` are whole HTTP/2 frames, the last of which are the headers of a stream that goes on (RFC 9113, 4.1
+/// and 6.2). Bytes of other protocols may look so; they are sent a turn later then.
+fn ends_with_head(bytes: &[u8]) -> bool {
+    const HEADERS: u8 = 1;
+    const END_STREAM: u8 = 1;
+    let (mut rest, mut head) = (bytes, false);
+    while let [a, b, c, kind, flags, _, _, _, _, after @ ..] = rest {
+        let length = u32::from_be_bytes([0, *a, *b, *c]) as usize;
+        let Some(next) = after.get(length..) else { return false };
+        head = *kind == HEADERS && flags & END_STREAM == 0;
+        rest = next;
+    }
+    head && rest.is_empty()
 }
 
 #[cfg(test)]

@@ -103,7 +103,23 @@ impl Wake for Woken {
 #[derive(Debug, Clone)]
 struct Turn {
     reads_first: bool,
-    frames: Vec<(usize, bool)>,
+    frames: Vec<Frame>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Frame {
+    length: usize,
+    flush: bool,
+    /// Whether it is the head of a request with a message.
+    head: bool,
+}
+
+/// A HEADERS frame of `length` bytes whose stream goes on.
+fn head(length: usize) -> Vec<u8> {
+    let payload = u32::try_from(length - 9).unwrap().to_be_bytes();
+    let mut frame = vec![payload[1], payload[2], payload[3], 1, 4, 0, 0, 0, 1];
+    frame.resize(length, 7);
+    frame
 }
 
 /// The behaviour of the task when it has nothing left to write.
@@ -118,8 +134,8 @@ enum Idle {
 struct Task {
     io: Coalesce<Inner>,
     turns: VecDeque<Turn>,
-    /// The remaining bytes of a frame and whether a flush follows; `None` if the turn's last flush is due.
-    due: VecDeque<Option<(Vec<u8>, bool)>>,
+    /// The remaining bytes of a frame; `None` if the turn's last flush is due.
+    due: VecDeque<Option<(Vec<u8>, Frame)>>,
     flush_due: bool,
     written: Vec<u8>,
     idle: Idle,
@@ -145,10 +161,15 @@ impl Task {
             if turn.reads_first {
                 self.read(cx);
             }
-            for (length, flush) in turn.frames {
+            for frame in turn.frames {
                 let start = self.written.len();
-                self.written.extend((start..start + length).map(|at| (at % 251) as u8));
-                self.due.push_back(Some((self.written[start..].to_vec(), flush)));
+                let bytes = if frame.head {
+                    head(frame.length.max(9))
+                } else {
+                    (start..start + frame.length).map(|at| (at % 251) as u8).collect()
+                };
+                self.written.extend_from_slice(&bytes);
+                self.due.push_back(Some((bytes, frame)));
             }
             self.due.push_back(None);
         }
@@ -163,20 +184,23 @@ impl Task {
             match self.due.pop_front() {
                 None => return,
                 Some(None) => self.flush_due = true,
-                Some(Some((mut bytes, flush))) => {
+                Some(Some((mut bytes, frame))) => {
                     while !bytes.is_empty() {
-                        let (head, tail) = bytes.split_at(bytes.len() / 2);
-                        let slices = [IoSlice::new(head), IoSlice::new(tail)];
-                        match Pin::new(&mut self.io).poll_write_vectored(cx, &slices) {
+                        let (first, last) = bytes.split_at(bytes.len() / 2);
+                        let slices = [IoSlice::new(first), IoSlice::new(last)];
+                        // As h2 does: what it has encoded is one slice.
+                        let whole = [IoSlice::new(&bytes)];
+                        let slices = if frame.head { &whole[..] } else { &slices[..] };
+                        match Pin::new(&mut self.io).poll_write_vectored(cx, slices) {
                             Poll::Ready(taken) => drop(bytes.drain(..taken.unwrap())),
                             Poll::Pending => {
-                                self.due.push_front(Some((bytes, flush)));
+                                self.due.push_front(Some((bytes, frame)));
                                 return;
                             }
                         }
                         assert!(self.io.buffered() <= 2 * FULL);
                     }
-                    self.flush_due = flush;
+                    self.flush_due = frame.flush;
                 }
             }
         }
@@ -216,7 +240,12 @@ fn answers() -> impl Strategy<Value = Vec<Answer>> {
 
 fn turns() -> impl Strategy<Value = Vec<Turn>> {
     let length = prop_oneof![8 => 1..400usize, 1 => 50_000..300_000usize];
-    let turn = (any::<bool>(), prop::collection::vec((length, any::<bool>()), 0..6))
+    let frame = (length, any::<bool>(), any::<bool>()).prop_map(|(length, flush, head)| Frame {
+        length,
+        flush,
+        head,
+    });
+    let turn = (any::<bool>(), prop::collection::vec(frame, 0..6))
         .prop_map(|(reads_first, frames)| Turn { reads_first, frames });
     prop::collection::vec(turn, 1..12)
 }
@@ -261,6 +290,70 @@ fn many_frames_are_one_write() {
     let mut space = [0; 16];
     assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
     assert_eq!((io.inner.writes, io.inner.sink.len()), (1, 15_000));
+}
+
+/// The order of h2's and hyper's calls for a call of one message, as strace showed it.
+#[test]
+fn the_head_of_a_request_leaves_with_its_message() {
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(woken.clone());
+    let mut cx = Context::from_waker(&waker);
+    let mut io = Coalesce::new(Inner::default());
+    let read = |io: &mut Coalesce<Inner>, cx: &mut Context<'_>| {
+        let mut space = [0; 16];
+        assert!(Pin::new(io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
+    };
+    let turn = |io: &mut Coalesce<Inner>, cx: &mut Context<'_>, bytes: &[u8]| {
+        read(io, cx);
+        if !bytes.is_empty() {
+            assert!(Pin::new(&mut *io).poll_write(cx, bytes).is_ready());
+        }
+        assert!(Pin::new(&mut *io).poll_flush(cx).is_ready());
+    };
+    turn(&mut io, &mut cx, &[head(40), head(50)].concat());
+    assert_eq!((io.inner.writes, io.buffered()), (0, 90));
+    turn(&mut io, &mut cx, b"message");
+    assert_eq!((io.inner.writes, io.inner.flushed), (1, 97));
+
+    // A head whose message is not there yet leaves in its next turn, as everything else does.
+    turn(&mut io, &mut cx, &head(40));
+    turn(&mut io, &mut cx, b"");
+    assert_eq!((io.inner.writes, io.inner.flushed), (2, 137));
+
+    // A task that only reads is woken for another turn, in which the head leaves.
+    turn(&mut io, &mut cx, &head(40));
+    woken.0.store(false, Ordering::SeqCst);
+    read(&mut io, &mut cx);
+    assert!(woken.0.load(Ordering::SeqCst), "the task sleeps with bytes that it has flushed");
+    read(&mut io, &mut cx);
+    assert_eq!((io.inner.writes, io.inner.flushed), (3, 177));
+}
+
+#[test]
+fn only_whole_heads_of_streams_that_go_on_wait() {
+    assert!(ends_with_head(&head(9)) && ends_with_head(&head(70_000)));
+    let ended: Vec<u8> = {
+        let mut frame = head(40);
+        frame[4] |= 1;
+        frame
+    };
+    let message: Vec<u8> = {
+        let mut frame = head(40);
+        frame[3] = 0;
+        frame
+    };
+    assert!(ends_with_head(&[ended.clone(), head(30)].concat()));
+    for no in [
+        &[][..],
+        b"message",
+        &ended,
+        &message,
+        &head(40)[..39],
+        &[head(40), ended.clone()].concat(),
+        &head(40)[..8],
+    ] {
+        assert!(!ends_with_head(no), "{no:?}");
+    }
 }
 
 #[test]
