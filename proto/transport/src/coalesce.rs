@@ -17,8 +17,8 @@
 //!
 //! The head of a request waits for its message: h2 accepts the message only after it has written the head, and on
 //! the next turn it reads before it writes. So if the last thing written is the head of a stream that goes on, the
-//! next `poll_read` leaves the drain to the flush after it, which then sends both. Otherwise the peer would be woken
-//! twice for a call.
+//! next `poll_read` leaves the drain to the flush after it, which then sends both. Otherwise each call would be two
+//! segments, which the peer receives one by one.
 //!
 //! Limitation: one task must own the connection and come back to it, as the connection tasks of h2 and hyper do. A
 //! task that flushes once and never calls again, or two tasks that share a split connection, would hold bytes back.
@@ -59,9 +59,9 @@ pub struct Coalesce<T> {
     inner_dirty: bool,
     /// The number of flushes since the last write.
     flushes: u8,
-    /// Whether the last bytes written are the head of a stream that goes on.
-    head_last: bool,
-    /// Whether such a head has waited for its message, so that the next call drains.
+    /// The last write ended with the head of a stream that goes on, and no read has come since.
+    ends_with_head: bool,
+    /// Such a head has let a read pass for its message, so the next read or flush drains.
     waited: bool,
     /// The error of a drain on the read side.
     error: Option<io::Error>,
@@ -78,7 +78,7 @@ impl<T> Coalesce<T> {
             sent: 0,
             inner_dirty: false,
             flushes: 0,
-            head_last: false,
+            ends_with_head: false,
             waited: false,
             error: None,
             share: Share::default(),
@@ -123,7 +123,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
         let batch = self.buffer.len();
         self.sent = 0;
         self.buffer.clear();
-        self.head_last = false;
+        self.ends_with_head = false;
         self.waited = false;
         if self.buffer.capacity() > KEEP && batch < KEEP / 4 {
             self.buffer.shrink_to(KEEP / 2);
@@ -176,7 +176,7 @@ impl<T: AsyncWrite + Unpin> Coalesce<T> {
                     self.sent = 0;
                     self.buffer.clear();
                     self.flushes = 0;
-                    self.head_last = false;
+                    self.ends_with_head = false;
                     self.waited = false;
                     return Poll::Ready(Ok(written - gathered));
                 }
@@ -263,7 +263,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
         }
         if left < room {
             this.flushes = 0;
-            this.head_last = matches!(slices, [only] if only.len() <= room && ends_with_head(only));
+            this.ends_with_head = matches!(slices, [only] if only.len() <= room && ends_with_head(only));
         }
         Poll::Ready(Ok(room - left))
     }
@@ -301,9 +301,9 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Coalesce<T> {
 impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if std::mem::take(&mut this.head_last) {
+        if std::mem::take(&mut this.ends_with_head) {
             this.waited = true;
-            // For a task that does not flush in this turn.
+            // The task may not flush in this turn; then it must come back.
             cx.waker().wake_by_ref();
         } else if this.buffered() > 0 || this.inner_dirty {
             // If pending, the inner writer has the task's waker, and reading continues meanwhile.
@@ -320,8 +320,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Coalesce<T> {
     }
 }
 
-/// Whether `bytes` are whole HTTP/2 frames, the last of which are the headers of a stream that goes on (RFC 9113, 4.1
-/// and 6.2). Bytes of other protocols may look so; they are sent a turn later then.
+/// Returns true if `bytes` are whole HTTP/2 frames and the last one is the HEADERS of a stream that goes on (RFC 9113, 4.1
+/// and 6.2). Bytes of another protocol may look so too; they leave a turn later then.
 fn ends_with_head(bytes: &[u8]) -> bool {
     const HEADERS: u8 = 1;
     const END_STREAM: u8 = 1;

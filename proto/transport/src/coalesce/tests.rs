@@ -88,6 +88,12 @@ impl AsyncWrite for Inner {
     }
 }
 
+/// Reads what never comes.
+fn read(io: &mut Coalesce<Inner>, cx: &mut Context<'_>) {
+    let mut space = [0; 16];
+    assert!(Pin::new(io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
+}
+
 /// Whether the task was woken, and how often.
 #[derive(Default)]
 struct Woken(AtomicBool, AtomicUsize);
@@ -109,8 +115,9 @@ struct Turn {
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     length: usize,
+    /// A flush follows the frame.
     flush: bool,
-    /// Whether it is the head of a request with a message.
+    /// The frame is the head of a request, and a message follows.
     head: bool,
 }
 
@@ -142,24 +149,19 @@ struct Task {
 }
 
 impl Task {
-    fn read(&mut self, cx: &mut Context<'_>) {
-        let mut space = [0; 16];
-        assert!(Pin::new(&mut self.io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
-    }
-
     /// Behaves like a connection task: if a call is pending, the turn ends there and continues after a wake-up.
     fn poll(&mut self, cx: &mut Context<'_>) {
         if self.due.is_empty() && !self.flush_due {
             let Some(turn) = self.turns.pop_front() else {
                 match self.idle {
-                    Idle::Reads => self.read(cx),
+                    Idle::Reads => read(&mut self.io, cx),
                     Idle::Flushes => drop(Pin::new(&mut self.io).poll_flush(cx)),
                     Idle::ShutsDown => drop(Pin::new(&mut self.io).poll_shutdown(cx)),
                 }
                 return;
             };
             if turn.reads_first {
-                self.read(cx);
+                read(&mut self.io, cx);
             }
             for frame in turn.frames {
                 let start = self.written.len();
@@ -188,7 +190,7 @@ impl Task {
                     while !bytes.is_empty() {
                         let (first, last) = bytes.split_at(bytes.len() / 2);
                         let slices = [IoSlice::new(first), IoSlice::new(last)];
-                        // As h2 does: what it has encoded is one slice.
+                        // h2 passes what it has encoded as one slice.
                         let whole = [IoSlice::new(&bytes)];
                         let slices = if frame.head { &whole[..] } else { &slices[..] };
                         match Pin::new(&mut self.io).poll_write_vectored(cx, slices) {
@@ -287,8 +289,7 @@ fn many_frames_are_one_write() {
         assert!(Pin::new(&mut io).poll_flush(&mut cx).is_ready());
     }
     assert_eq!((io.inner.writes, woken.1.load(Ordering::SeqCst)), (0, 50));
-    let mut space = [0; 16];
-    assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
+    read(&mut io, &mut cx);
     assert_eq!((io.inner.writes, io.inner.sink.len()), (1, 15_000));
 }
 
@@ -299,10 +300,6 @@ fn the_head_of_a_request_leaves_with_its_message() {
     let waker = Waker::from(woken.clone());
     let mut cx = Context::from_waker(&waker);
     let mut io = Coalesce::new(Inner::default());
-    let read = |io: &mut Coalesce<Inner>, cx: &mut Context<'_>| {
-        let mut space = [0; 16];
-        assert!(Pin::new(io).poll_read(cx, &mut ReadBuf::new(&mut space)).is_pending());
-    };
     let turn = |io: &mut Coalesce<Inner>, cx: &mut Context<'_>, bytes: &[u8]| {
         read(io, cx);
         if !bytes.is_empty() {
@@ -383,8 +380,7 @@ fn an_error_on_the_read_side_comes_with_the_next_write() {
     assert!(Pin::new(&mut io).poll_write(&mut cx, b"lost").is_ready());
     assert!(Pin::new(&mut io).poll_flush(&mut cx).is_ready());
     io.inner.broken = true;
-    let mut space = [0; 16];
-    assert!(Pin::new(&mut io).poll_read(&mut cx, &mut ReadBuf::new(&mut space)).is_pending());
+    read(&mut io, &mut cx);
     let Poll::Ready(Err(error)) = Pin::new(&mut io).poll_flush(&mut cx) else { panic!("no error") };
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     assert_eq!(io.buffered(), 0);
