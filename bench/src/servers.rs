@@ -262,8 +262,9 @@ pub fn start_shard_at(listen: &str, flags: &[String]) -> anyhow::Result<Child> {
 
 /// The same without waiting.
 pub fn launch_shard_at(listen: &str, flags: &[String]) -> anyhow::Result<Child> {
-    let program = bin_dir()?.join("kindred-shard");
-    let child = command(&[], &program, &shard_args(listen, flags)).stdout(Stdio::null()).spawn();
+    let program = bin_dir()?.join("kindred");
+    let args = [vec!["shard".to_owned()], shard_args(listen, flags)].concat();
+    let child = command(&[], &program, &args).stdout(Stdio::null()).spawn();
     child.with_context(|| format!("starting {}", program.display()))
 }
 
@@ -271,10 +272,10 @@ pub fn launch_shard_at(listen: &str, flags: &[String]) -> anyhow::Result<Child> 
 pub fn router(flags: &[String]) -> anyhow::Result<Server> {
     let mut args = ["--listen", ANY_PORT, "--admin", ANY_PORT].map(str::to_owned).to_vec();
     args.extend_from_slice(flags);
-    Ok(start_under(&[], "kindred-router", &args)?.server("kindred router", "router", Vec::new()))
+    Ok(start_under(&[], "router", &args)?.server("kindred router", "router", Vec::new()))
 }
 
-/// One of kindred's programs that has printed its ready line.
+/// A process that has printed its ready line.
 struct Started {
     child: Child,
     endpoint: String,
@@ -304,12 +305,20 @@ fn shard_args(listen: &str, flags: &[String]) -> Vec<String> {
 }
 
 fn start_shard_under(tool: &[String], listen: &str, flags: &[String]) -> anyhow::Result<Started> {
-    start_under(tool, "kindred-shard", &shard_args(listen, flags))
+    start_under(tool, "shard", &shard_args(listen, flags))
 }
 
-fn start_under(tool: &[String], program: &str, args: &[String]) -> anyhow::Result<Started> {
-    let mut child = spawn_under(tool, &bin_dir()?.join(program), args)?;
-    let line = ready_line(&mut child, &format!("{program} ready"))?;
+/// Starts `kindred shard` or `kindred router`, and waits until it is ready.
+fn start_under(tool: &[String], command: &str, args: &[String]) -> anyhow::Result<Started> {
+    let args = [&[command.to_owned()], args].concat();
+    let mut child = spawn_under(tool, &bin_dir()?.join("kindred"), &args)?;
+    let line = match ready_line(&mut child, &format!("kindred-{command} ready")) {
+        Ok(line) => line,
+        Err(error) => {
+            let _ = child.kill();
+            return Err(error);
+        }
+    };
     let endpoint = word(&line, "listen").context("the ready line names no listen address")?;
     Ok(Started { child, endpoint, admin: word(&line, "admin") })
 }
@@ -459,16 +468,10 @@ fn behind_router_by(
     let args = ["--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--config", &file.display().to_string()]
         .map(str::to_owned);
     let args = [&args[..], &setup.server_flags(), &setup.store_flags(), setup.flags, &inside].concat();
-    // Only this program has shards in it too.
-    let (program, args) = match setup.together {
-        true => ("kindred", [vec!["router".to_owned()], args].concat()),
-        false => ("kindred-router", args),
-    };
-    let mut child = spawn_under(setup.tool, &bin_dir()?.join(program), &args)?;
-    let line = ready_line(&mut child, "kindred-router ready");
+    let Started { child, endpoint, .. } = start_under(setup.tool, "router", &args)?;
     server.pids.insert(0, ("router".to_owned(), child.id()));
     server.children.push(child);
-    server.endpoint = word(&line?, "listen").context("the ready line names no listen address")?;
+    server.endpoint = endpoint;
     Ok(server)
 }
 

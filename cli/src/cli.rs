@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::{ffi::OsString, path::Path};
+
 use clap::{Args, Parser, Subcommand};
 
 use clap_complete::Shell;
@@ -33,9 +35,9 @@ pub struct Cli {
 pub enum Command {
     /// Start a router and a shard process for each store, and keep them running.
     Up(Box<UpArgs>),
-    /// Run one shard in the foreground (the same as kindred-shard).
+    /// Run one shard in the foreground.
     Shard(Box<ShardCommand>),
-    /// Run a router in the foreground (the same as kindred-router).
+    /// Run a router in the foreground.
     Router(Box<RouterCommand>),
     /// Ask a router's admin port whether the router is ready: exit status 0 if it is, 1 if it is not, 2 if the command line is
     /// wrong, 3 if nobody answers.
@@ -82,4 +84,38 @@ pub struct RouterCommand {
     /// Whether to end with the parent process.
     #[command(flatten)]
     pub parent: ParentArgs,
+}
+
+/// The command line as the parser takes it. The program may be called by a link named `kindred-shard` or `kindred-router`,
+/// which stands for that command.
+pub fn words_of(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<_> = given.into_iter().collect();
+    let called = words.first().and_then(|program| Path::new(program).file_name()?.to_str());
+    let command = match called {
+        Some("kindred-shard") => Some("shard"),
+        Some("kindred-router") => Some("router"),
+        _ => None,
+    };
+    if let Some(command) = command {
+        words.insert(1, command.into());
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Command {
+        Cli::try_parse_from(words_of(words.iter().map(OsString::from))).unwrap().command
+    }
+
+    #[test]
+    fn a_link_by_a_commands_name_is_that_command() {
+        let shard = ["/usr/bin/kindred-shard", "--name", "pods", "--slot", "2"];
+        assert!(matches!(parsed(&shard), Command::Shard(_)));
+        assert!(matches!(parsed(&["kindred-router", "--config", "kindred.yaml"]), Command::Router(_)));
+        assert!(matches!(parsed(&["/opt/kindred-shard/kindred", "up"]), Command::Up(_)));
+        assert!(matches!(parsed(&["kindred", "shard"]), Command::Shard(_)));
+    }
 }

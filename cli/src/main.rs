@@ -21,7 +21,7 @@ use clap::{CommandFactory, Parser, error::ErrorKind};
 use kindred_transport::logging;
 
 use admin::{output, version};
-use cli::{Cli, Command};
+use cli::{Cli, Command, words_of};
 use leave::args::Step;
 
 #[global_allocator]
@@ -29,7 +29,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     version::BUILD.set();
-    let Cli { connect, command } = Cli::parse();
+    let Cli { connect, command } = Cli::parse_from(words_of(std::env::args_os()));
     if !connect.is_empty() && !matches!(command, Command::Admin(_)) {
         let message = "--admin and what belongs to it stand before commands that talk to a router; write it behind this one";
         Cli::command().error(ErrorKind::ArgumentConflict, message).exit();

@@ -13,7 +13,7 @@ use kindred_tests::{
     servers::{Etcd, Shard, Up},
 };
 
-use crate::{
+use crate::compatibility::{
     documented::documented,
     web::{Answer, Answering, ask, normal, same},
 };

@@ -16,7 +16,7 @@ use kindred_tests::{
 };
 use tokio_stream::StreamExt as _;
 
-use crate::snapshot::{everything, fill, saved};
+use crate::compatibility::snapshot::{everything, fill, saved};
 
 #[test]
 fn a_snapshot_of_an_etcd_becomes_a_cluster() {

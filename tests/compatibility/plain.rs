@@ -12,7 +12,7 @@ use kindred_tests::{
     servers::{Etcd, Shard, Up},
 };
 
-use crate::web::ask;
+use crate::compatibility::web::ask;
 
 #[test]
 fn the_clients_port_answers_plain_http_as_etcds() {

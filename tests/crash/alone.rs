@@ -15,7 +15,7 @@ use kindred_tests::{client::Client, scenario::wait_for, servers::Shard};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::crash::{
     cases::{Case, Way},
     check::{self, End, Tally},
     cluster::{Kind, Mode},

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Instant};
 use anyhow::{Context, ensure};
 use kindred_tests::client::Client;
 
-use crate::{
+use crate::crash::{
     cluster::{Kind, Mode},
     watchers::{Found, at_revision, list},
     writers::Attempt,

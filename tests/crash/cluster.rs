@@ -7,7 +7,7 @@ use anyhow::ensure;
 use kindred_partition_config::{map::PartitionMap, parse::parse_config, validate::validate};
 use kindred_tests::{
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     servers::Shard,
 };
 
@@ -102,13 +102,7 @@ impl Cluster {
             ];
             let shards = STORES.iter().zip(&stores);
             args.extend(shards.map(|(name, shard)| format!("--store={name}=http://{}", shard.address)));
-            let spec = Spec {
-                name: format!("router{number}"),
-                program: our_binary("kindred-router")?,
-                args,
-                env: Vec::new(),
-                ready: "kindred-router ready ".to_owned(),
-            };
+            let spec = Spec::router(&format!("router{number}"), args)?;
             let process = Process::start(dir, spec).await?;
             addresses.push(process.ready_field("listen")?.trim_start_matches("http://").to_owned());
             routers.push(process);

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::{
+use crate::crash::{
     cluster::{Kind, Mode},
     writers::Shared,
 };

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use kindred_tests::scenario::{self, env_number, report};
 use rand::{SeedableRng, rngs::StdRng};
 
-use crate::{
+use crate::crash::{
     alone::{Alone, Layout},
     cases::Case,
     check::Tally,

@@ -18,7 +18,7 @@ use kindred_tests::{client::Client, scenario::wait_for};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::crash::{
     cluster::{Cluster, Kind},
     writers::{Shared, number},
 };

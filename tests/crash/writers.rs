@@ -11,7 +11,7 @@ use kindred_tests::client::Client;
 use parking_lot::Mutex;
 use tokio::{sync::RwLock, task::JoinSet};
 
-use crate::cluster::{Cluster, Kind};
+use crate::crash::cluster::{Cluster, Kind};
 
 const KEYS_OF_EACH: u64 = 5;
 /// The pause between two writes of a writer.

@@ -8,7 +8,7 @@ use kindred_partition_config::{parse::parse_config, validate::validate};
 use kindred_shard::config::Settings;
 use serde_json::Value;
 
-use crate::{
+use crate::deploy::{
     pods::{Pod, pods},
     render::{VARIANTS, chart, deploy, id, lint, of_kind},
 };

@@ -9,7 +9,7 @@ use std::{
 
 use kindred_tests::process::our_binary;
 
-use crate::render::deploy;
+use crate::deploy::render::deploy;
 
 fn run(program: &Path, args: &[&str]) -> Output {
     Command::new(program).args(args).output().expect("the program runs")

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs};
 
 use serde_json::Value;
 
-use crate::render::{self, VARIANTS, deploy, id, objects, text};
+use crate::deploy::render::{self, VARIANTS, deploy, id, objects, text};
 
 /// What is rendered into which file, with which flags.
 const RENDERED: [(&str, &[&str]); 3] = [

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-use crate::render::{NAMESPACE, of_kind};
+use crate::deploy::render::{NAMESPACE, of_kind};
 
 /// A pod, with what its kubelet would put in place of variables.
 #[derive(Debug, Clone)]

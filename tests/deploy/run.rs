@@ -27,7 +27,7 @@ use kindred_transport::tls::ClientTlsSettings;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
+use crate::deploy::{
     chart::config_file,
     files::certificates,
     pods::{Pod, pods},

@@ -10,7 +10,7 @@ use kindred_tests::{
     servers::Etcd,
 };
 
-use crate::render::{VARIANTS, kustomize, text};
+use crate::deploy::render::{VARIANTS, kustomize, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -27,7 +27,7 @@ use kindred_proto::{
     mvccpb::KeyValue,
 };
 
-use crate::revision::{History, Mode, Scope, Who};
+use crate::differential::revision::{History, Mode, Scope, Who};
 
 pub const TTL_SLACK_SECONDS: i64 = 600;
 

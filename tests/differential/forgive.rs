@@ -2,7 +2,7 @@
 
 use kindred_proto::{etcdserverpb::WatchResponse, mvccpb::Event};
 
-use crate::{
+use crate::differential::{
     answer::Answer,
     revision::{History, Mode},
     watches::Item,

@@ -7,7 +7,7 @@ use kindred_proto::etcdserverpb::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::{
+use crate::differential::{
     generate_txn,
     keys::{self, KINDS},
     layout::Layout,

@@ -6,7 +6,7 @@ use kindred_proto::etcdserverpb::{
 };
 use rand::Rng;
 
-use crate::{generate::Generator, keys, revision::Symbol};
+use crate::differential::{generate::Generator, keys, revision::Symbol};
 
 const DEPTH_MAX: u32 = 2;
 /// One above etcd's limit, 128.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use rand::{Rng, rngs::StdRng};
 
-use crate::revision::Kinds;
+use crate::differential::revision::Kinds;
 
 /// The keys of a kind are `prefix` followed by one of `names`.
 #[derive(Debug)]

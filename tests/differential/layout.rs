@@ -10,7 +10,7 @@ use kindred_partition_config::{
 };
 use kindred_proto::etcdserverpb::{Compare, RequestOp, TxnRequest, request_op::Request};
 
-use crate::keys;
+use crate::differential::keys;
 
 /// The store of each key. Without a map, one store has all keys.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use kindred_proto::etcdserverpb::{
     compare::TargetUnion, request_op::Request,
 };
 
-use crate::revision::{History, KeyRevisions, Scope, Symbol, Use};
+use crate::differential::revision::{History, KeyRevisions, Scope, Symbol, Use};
 
 /// What an operation does. Its revision fields may hold symbols.
 #[derive(Debug, Clone, PartialEq)]

@@ -69,7 +69,7 @@ pub enum Who {
     Right,
 }
 
-/// The keys of an operation: those of one kind of [`crate::keys::KINDS`], of several, or all.
+/// The keys of an operation: those of one kind of [`crate::differential::keys::KINDS`], of several, or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     Kind(usize),

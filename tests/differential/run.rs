@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, bail};
 use kindred_tests::scenario::report;
 
-use crate::{
+use crate::differential::{
     Subject,
     answer::{Answer, View},
     forgive,

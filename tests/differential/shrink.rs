@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Comparison, operation::Operation, run::Mismatch};
+use crate::differential::{Comparison, operation::Operation, run::Mismatch};
 
 const BUDGET: Duration = Duration::from_secs(45);
 const LISTED_MAX: usize = 40;

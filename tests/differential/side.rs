@@ -8,7 +8,7 @@ use kindred_proto::etcdserverpb::{
 use kindred_tests::client::Client;
 use tonic::{Response, Status};
 
-use crate::{
+use crate::differential::{
     answer::{Answer, merge},
     generate::STREAMS,
     operation::Action,

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
-use crate::{revision::Scope, side::NOISE};
+use crate::differential::{revision::Scope, side::NOISE};
 
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 const PROGRESS_EVERY: Duration = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use kindred_tests::{
 };
 use serde_json::Value;
 
-use crate::ops::{below, put, range};
+use crate::e2e::ops::{below, put, range};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const CONFIG: &str = "default: main\nstores:\n- {name: main, slot: 1}\n- {name: busy, slot: 2}\n- {name: rest, slot: 3}\n\

@@ -12,7 +12,7 @@ use kindred_tests::{
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::moves::{Cli, fill};
+use crate::e2e::moves::{Cli, fill};
 
 const LIMIT: Duration = Duration::from_secs(180);
 const LINE_LIMIT: Duration = Duration::from_secs(120);

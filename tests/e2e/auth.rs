@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use kindred_tests::{
     certs::Authority,
     etcdctl::Etcdctl,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     scenario::{self, report, wait_for},
     servers::{Etcd, Shard},
 };
@@ -61,13 +61,7 @@ impl World {
             args.push(format!("--meta={}", self.meta.address));
             args.push(format!("--meta-cache={}", self.dir.join(format!("{name}.json")).display()));
         }
-        let spec = Spec {
-            name: name.to_owned(),
-            program: our_binary("kindred-router")?,
-            args,
-            env: Vec::new(),
-            ready: "kindred-router ready ".to_owned(),
-        };
+        let spec = Spec::router(name, args)?;
         Process::start(&self.dir, spec).await
     }
 }

@@ -14,7 +14,7 @@ use kindred_tests::{
     servers::Up,
 };
 
-use crate::moves::Cli;
+use crate::e2e::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const SOON: Duration = Duration::from_secs(60);

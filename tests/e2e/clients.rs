@@ -8,7 +8,7 @@ use etcd_client::{
 };
 use kindred_tests::scenario::{self, report};
 
-use crate::Server;
+use crate::e2e::Server;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);

@@ -13,7 +13,7 @@ use kindred_tests::{
     scenario::{self, report, wait_for},
 };
 
-use crate::cluster::Cluster;
+use crate::e2e::cluster::Cluster;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const CHANGE_LIMIT: Duration = Duration::from_secs(30);

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, ensure};
 use kindred_tests::{
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     servers::Shard,
 };
 use tokio::{
@@ -62,13 +62,7 @@ impl Cluster {
             args.push(format!("--store={name}={}", shard.address));
             shards.push(shard);
         }
-        let spec = Spec {
-            name: "router".to_owned(),
-            program: our_binary("kindred-router")?,
-            args,
-            env: Vec::new(),
-            ready: "kindred-router ready ".to_owned(),
-        };
+        let spec = Spec::router("router", args)?;
         let router = Process::start(dir, spec).await?;
         let field = |name| anyhow::Ok(router.ready_field(name)?.trim_start_matches("http://").to_owned());
         Ok(Self { shards, address: field("listen")?, admin: field("admin")?, _router: router })

@@ -9,7 +9,7 @@ use kindred_tests::{
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::Server;
+use crate::e2e::Server;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const LINE_LIMIT: Duration = Duration::from_secs(120);

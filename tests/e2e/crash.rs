@@ -18,7 +18,7 @@ use kindred_tests::{
 };
 use tonic::Streaming;
 
-use crate::watchers::watch;
+use crate::e2e::watchers::watch;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);

@@ -14,7 +14,7 @@ use kindred_tests::{
 };
 use tokio_stream::StreamExt as _;
 
-use crate::from_etcd::{Cluster, begin};
+use crate::e2e::from_etcd::{Cluster, begin};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const STEP_LIMIT: Duration = Duration::from_secs(30);

@@ -28,7 +28,7 @@ use kindred_proto::{
 use kindred_tests::{
     admin::Admin,
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     proxy::{Cut, Link},
     scenario::{self, report, wait_for},
     servers::{Etcd, Shard},
@@ -106,11 +106,8 @@ impl Cluster {
             CLUSTER.to_owned(),
         ];
         let spec = Spec {
-            name: format!("router-{name}"),
-            program: our_binary("kindred-router")?,
-            args,
             env: vec![("KINDRED_FAILPOINTS".to_owned(), failpoints.to_owned())],
-            ready: "kindred-router ready ".to_owned(),
+            ..Spec::router(&format!("router-{name}"), args)?
         };
         let process = Process::start_in(&self.dir, &own_dir, spec).await?;
         let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());

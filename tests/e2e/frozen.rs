@@ -27,7 +27,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tonic::{Code, Request};
 
-use crate::{
+use crate::e2e::{
     ops::{self, below, put_of, value_of},
     stalled::signal,
 };

@@ -8,7 +8,7 @@ use kindred_tests::{
     scenario::{self, report, wait_for},
 };
 
-use crate::Server;
+use crate::e2e::Server;
 
 const LIMIT: Duration = Duration::from_secs(120);
 

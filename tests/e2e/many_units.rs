@@ -10,7 +10,7 @@ use kindred_tests::{
     servers::Up,
 };
 
-use crate::moves::Cli;
+use crate::e2e::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(240);
 const MOVE_LIMIT: Duration = Duration::from_secs(120);

@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::ops::{below, delete_op, get_op, mod_is, put, put_op, range, txn};
+use crate::e2e::ops::{below, delete_op, get_op, mod_is, put, put_op, range, txn};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const WITHIN: Duration = Duration::from_secs(10);

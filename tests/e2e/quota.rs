@@ -13,7 +13,7 @@ use kindred_tests::{
 };
 use tonic::{Code, Status};
 
-use crate::{
+use crate::e2e::{
     cluster::Cluster,
     ops::{self, below, delete_op, get_op, mod_is, put_op, value_of},
 };

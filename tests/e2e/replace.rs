@@ -12,7 +12,7 @@ use kindred_tests::{
 };
 use tonic::Streaming;
 
-use crate::{moves::Cli, watchers::watch};
+use crate::e2e::{moves::Cli, watchers::watch};
 
 const LIMIT: Duration = Duration::from_secs(180);
 const SOON: Duration = Duration::from_secs(120);

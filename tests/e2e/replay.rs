@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::ops::{below, delete_op, get_op, mod_is, put, put_of, put_op, range, txn};
+use crate::e2e::ops::{below, delete_op, get_op, mod_is, put, put_of, put_op, range, txn};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const KINDS: [&str; 3] = ["pods", "minions", "configmaps"];

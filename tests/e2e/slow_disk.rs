@@ -20,7 +20,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use crate::{
+use crate::e2e::{
     cluster::Cluster,
     ops::{self, below, get_op, mod_is, open_calls, put_of, put_op, value_of},
     watchers::{next, watch},

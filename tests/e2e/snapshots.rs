@@ -17,7 +17,7 @@ use kindred_tests::{
 };
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::e2e::{
     cluster::Cluster,
     ops::{self, below, calls},
 };

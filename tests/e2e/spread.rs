@@ -14,7 +14,7 @@ use kindred_tests::{
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use crate::moves::Cli;
+use crate::e2e::moves::Cli;
 
 const LIMIT: Duration = Duration::from_secs(180);
 const LINE_LIMIT: Duration = Duration::from_secs(120);

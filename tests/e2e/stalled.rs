@@ -12,7 +12,7 @@ use kindred_tests::{
     scenario::{self, report, wait_for},
 };
 
-use crate::{
+use crate::e2e::{
     cluster::Cluster,
     watchers::{read_events, watch},
 };

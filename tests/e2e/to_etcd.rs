@@ -16,7 +16,7 @@ use kindred_tests::{
 };
 use serde_json::json;
 
-use crate::from_etcd::{Clients, Cluster, fill, list};
+use crate::e2e::from_etcd::{Clients, Cluster, fill, list};
 
 const LIMIT: Duration = Duration::from_secs(240);
 const STEP_LIMIT: Duration = Duration::from_secs(60);

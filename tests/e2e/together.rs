@@ -11,7 +11,7 @@ use kindred_tests::{
     servers::Up,
 };
 
-use crate::{
+use crate::e2e::{
     moves::Cli,
     watchers::{read_events, watch},
 };

@@ -18,13 +18,13 @@ use kindred_tests::{
     admin::Admin,
     client::Client,
     etcdctl::Etcdctl,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     scenario::{self, report, wait_for},
     servers::Up,
 };
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::e2e::{
     cluster::Cluster,
     watchers::{read_events, watch},
 };
@@ -74,13 +74,8 @@ async fn put_again(client: &Client, key: &str) -> anyhow::Result<()> {
 
 /// The error of a shard that cannot listen at this address.
 async fn refused(dir: &Path, name: &str, listen: &str) -> anyhow::Result<String> {
-    let spec = Spec {
-        name: name.to_owned(),
-        program: our_binary("kindred-shard")?,
-        args: vec![format!("--listen={listen}"), "--admin-listen=127.0.0.1:0".to_owned()],
-        env: Vec::new(),
-        ready: "kindred-shard ready ".to_owned(),
-    };
+    let args = vec![format!("--listen={listen}"), "--admin-listen=127.0.0.1:0".to_owned()];
+    let spec = Spec::shard(name, args)?;
     ensure!(Process::start(dir, spec).await.is_err(), "it listens on {listen}, too");
     Ok(fs::read_to_string(dir.join(format!("{name}.err.log")))?)
 }

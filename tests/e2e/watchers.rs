@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::Server;
+use crate::e2e::Server;
 
 const LIMIT: Duration = Duration::from_secs(300);
 const EVENT_LIMIT: Duration = Duration::from_secs(300);

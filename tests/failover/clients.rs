@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{load::PREFIXES, members::LIMIT};
+use crate::failover::{load::PREFIXES, members::LIMIT};
 
 const PER_PREFIX: usize = 2;
 /// The time that a client gives a request.

@@ -7,7 +7,7 @@ use anyhow::{Context, ensure};
 use kindred_tests::{
     admin::Admin,
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     scenario::wait_for,
     servers::{Etcd, Shard},
 };
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::members::LIMIT;
+use crate::failover::members::LIMIT;
 
 /// The store with standbys.
 pub const STORE: &str = "pods";
@@ -263,13 +263,7 @@ async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyhow::R
         "--log-level=info,kindred_router::standbys=debug".to_owned(),
         CLUSTER.to_owned(),
     ];
-    let spec = Spec {
-        name: format!("router-{name}"),
-        program: our_binary("kindred-router")?,
-        args,
-        env: Vec::new(),
-        ready: "kindred-router ready ".to_owned(),
-    };
+    let spec = Spec::router(&format!("router-{name}"), args)?;
     let process = Process::start(dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
     let (client, admin) = (Client::lazy(&field("listen")?)?, Admin::at(&field("admin")?));

@@ -13,14 +13,14 @@ use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
 use kindred_tests::{
     admin::Admin,
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     proxy::{Cut, Link},
     scenario::{self, wait_for},
     servers::Etcd,
 };
 use serde_json::{Value, json};
 
-use crate::members::LIMIT;
+use crate::failover::members::LIMIT;
 
 const CLUSTER: &str = "--cluster-id=0x1ee7";
 const MEMBERS: [&str; 2] = ["first", "second"];
@@ -37,21 +37,8 @@ struct Host {
 }
 
 impl Host {
-    async fn start(
-        dir: &Path,
-        name: &str,
-        program: &str,
-        args: Vec<String>,
-        links: BTreeMap<&'static str, Link>,
-    ) -> anyhow::Result<Self> {
-        let spec = Spec {
-            name: name.to_owned(),
-            program: our_binary(program)?,
-            args,
-            env: Vec::new(),
-            ready: format!("{program} ready "),
-        };
-        let folder = dir.join(format!("host-{name}"));
+    async fn start(dir: &Path, spec: Spec, links: BTreeMap<&'static str, Link>) -> anyhow::Result<Self> {
+        let folder = dir.join(format!("host-{}", spec.name));
         let mut process = Process::start_in(dir, &folder, spec).await?;
         let field = |process: &Process, name| {
             anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned())
@@ -110,7 +97,7 @@ impl Net {
         for name in MEMBERS.into_iter().chain(ROUTERS) {
             folder(dir, name)?;
         }
-        let mut first = Host::start(dir, "first", "kindred-shard", member_args(""), BTreeMap::new()).await?;
+        let mut first = Host::start(dir, Spec::shard("first", member_args(""))?, BTreeMap::new()).await?;
         let mut routers = Vec::new();
         for name in ROUTERS {
             let to_first = Link::open(&dir.join(format!("host-{name}/first")), &first.address)?;
@@ -122,12 +109,12 @@ impl Net {
                 format!("--meta=http://{}", meta.address),
                 CLUSTER.to_owned(),
             ];
-            routers.push(Host::start(dir, name, "kindred-router", args, [("first", to_first)].into()).await?);
+            routers.push(Host::start(dir, Spec::router(name, args)?, [("first", to_first)].into()).await?);
         }
         // A primary has followers once a router has confirmed its clock.
         let to_first = Link::open(&dir.join("host-second/first"), &first.address)?;
         let args = member_args("--standby-of=unix:first");
-        let second = Host::start(dir, "second", "kindred-shard", args, [("first", to_first)].into()).await?;
+        let second = Host::start(dir, Spec::shard("second", args)?, [("first", to_first)].into()).await?;
         first.link("second", &second.address)?;
         for router in &mut routers {
             router.link("second", &second.address)?;

@@ -18,7 +18,7 @@ use kindred_tests::{client::Client, scenario::wait_for};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::members::LIMIT;
+use crate::failover::members::LIMIT;
 
 /// A prefix for each mode.
 pub const PREFIXES: [&str; 3] = ["/registry/pods/", "/registry/minions/", "/registry/events/"];

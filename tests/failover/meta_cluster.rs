@@ -11,13 +11,13 @@ use kindred_tests::{
     admin::Admin,
     certs::Authority,
     etcd_cluster::EtcdCluster,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     scenario::wait_for,
     servers::Shard,
 };
 use serde_json::{Value, json};
 
-use crate::members::LIMIT;
+use crate::failover::members::LIMIT;
 
 const CONFIG: &str = "default: a\nstores:\n- {name: a, slot: 1}\n- {name: b, slot: 2}\npartitions:\n\
                       - {metadata: {name: pods}, resource: pods, serviceGroupId: a}\n";
@@ -84,13 +84,7 @@ impl Cluster {
             let mut args = flags.clone();
             args.push(format!("--name={name}"));
             args.push(format!("--meta-cache={}", dir.join(format!("{name}.json")).display()));
-            let spec = Spec {
-                name: name.to_owned(),
-                program: our_binary("kindred-router")?,
-                args,
-                env: Vec::new(),
-                ready: "kindred-router ready ".to_owned(),
-            };
+            let spec = Spec::router(name, args)?;
             let process = Process::start(dir, spec).await?;
             let field =
                 |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());

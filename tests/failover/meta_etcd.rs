@@ -12,7 +12,7 @@ use kindred_tests::{
 };
 use kindred_transport::tls::{ClientTls, ClientTlsSettings};
 
-use crate::{
+use crate::failover::{
     members::LIMIT,
     meta_cluster::{Cluster, Took},
     meta_traffic::Traffic,

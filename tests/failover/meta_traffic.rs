@@ -18,7 +18,7 @@ use kindred_tests::{client::Client, scenario::wait_for};
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
-use crate::members::LIMIT;
+use crate::failover::members::LIMIT;
 
 /// One Kind that moves, and one that stays.
 const PREFIXES: [&str; 2] = ["/registry/pods/", "/registry/configmaps/"];

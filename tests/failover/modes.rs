@@ -12,7 +12,7 @@ use kindred_tests::{
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::failover::{
     clients::{Seen, Watching},
     cluster::Cluster,
     members::LIMIT,
@@ -237,7 +237,8 @@ async fn reclaimed(dir: &Path) -> anyhow::Result<()> {
     let first = cluster.in_sync(1).await?;
     let reclaim = |folder: &str| {
         let directory = format!("--data-dir={}", dir.join(folder).display());
-        let output = Command::new(our_binary("kindred-shard")?).args(["--reclaim", &directory]).output()?;
+        let output =
+            Command::new(our_binary("kindred")?).args(["shard", "--reclaim", &directory]).output()?;
         anyhow::Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
     };
     let (done, said) = reclaim("second")?;

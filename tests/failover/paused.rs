@@ -9,7 +9,7 @@ use kindred_proto::{
 };
 use kindred_tests::scenario::{self, wait_for};
 
-use crate::members::{LIMIT, Member};
+use crate::failover::members::{LIMIT, Member};
 
 fn put(value: &str) -> PutRequest {
     PutRequest {

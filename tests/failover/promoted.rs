@@ -7,7 +7,7 @@ use kindred_proto::etcdserverpb::{LeaseGrantRequest, LeaseTimeToLiveRequest, Put
 use kindred_tests::{admin::Admin, scenario};
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::failover::{
     load::{Written, watch},
     members::{LIMIT, Member},
 };

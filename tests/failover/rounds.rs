@@ -9,7 +9,7 @@ use kindred_tests::scenario::{self, env_number, report, wait_for};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::failover::{
     load::{Written, watch},
     members::{LIMIT, Member},
 };

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use crate::{
+use crate::failover::{
     clients::{Seen, Watching},
     cluster::Cluster,
     load::PREFIXES,

@@ -19,7 +19,7 @@ use kindred_tests::workload::{
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-use crate::{
+use crate::guarantees::{
     stored,
     system::{Assumptions, Order, System, Target},
 };

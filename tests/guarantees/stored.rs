@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use kindred_checker::history::History;
 
-use crate::system::Assumptions;
+use crate::guarantees::system::Assumptions;
 
 const HISTORY: &str = "history.jsonl";
 const ASSUMPTIONS: &str = "assumptions.json";

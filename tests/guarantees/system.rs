@@ -18,7 +18,7 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_tests::{
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     scenario::wait_for,
     servers::{Etcd, Shard},
     workload::{caller::Endpoints, keys::KINDS},
@@ -208,13 +208,7 @@ impl System {
         args.extend(shards.iter().map(|(name, shard)| format!("--store={name}={}", shard.address)));
         let (mut processes, mut endpoints) = (Vec::new(), Vec::new());
         for index in 0..routers {
-            let spec = Spec {
-                name: format!("router{index}"),
-                program: our_binary("kindred-router")?,
-                args: args.clone(),
-                env: Vec::new(),
-                ready: "kindred-router ready ".to_owned(),
-            };
+            let spec = Spec::router(&format!("router{index}"), args.clone())?;
             let mut process = Process::start(dir, spec).await?;
             let address = process.ready_field("listen")?.trim_start_matches("http://").to_owned();
             process.set_arg("--listen", &address);

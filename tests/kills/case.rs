@@ -5,7 +5,7 @@ use std::fmt;
 use kindred_router_core::moves::step::StepName;
 use kindred_tests::proxy::Cut;
 
-use crate::cluster::{META, Wiring};
+use crate::kills::cluster::{META, Wiring};
 
 /// How the coordinator is brought to a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

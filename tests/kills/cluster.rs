@@ -16,7 +16,7 @@ use kindred_proto::{
 use kindred_tests::{
     admin::Admin,
     client::Client,
-    process::{Process, Spec, our_binary},
+    process::{Process, Spec},
     proxy::Link,
     scenario::wait_for,
     servers::Shard,
@@ -24,7 +24,7 @@ use kindred_tests::{
 use kindred_wire::protocol::NOT_OWNED;
 use serde_json::Value;
 
-use crate::writers::{PODS, PODS_END};
+use crate::kills::writers::{PODS, PODS_END};
 
 const CONFIG: &str = include_str!("configs/pair.yaml");
 const CLUSTER: &str = "--cluster-id=0x1ee7";
@@ -319,14 +319,11 @@ async fn router(
     }
     let held = own_dir.join("held");
     let spec = Spec {
-        name: format!("{prefix}-{name}"),
-        program: our_binary("kindred-router")?,
-        args,
         env: vec![
             (FAILPOINTS.to_owned(), failpoints.to_owned()),
             ("KINDRED_FAILPOINT_FILE".to_owned(), held.display().to_string()),
         ],
-        ready: "kindred-router ready ".to_owned(),
+        ..Spec::router(&format!("{prefix}-{name}"), args)?
     };
     let process = Process::start_in(dir, &own_dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());

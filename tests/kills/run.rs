@@ -7,7 +7,7 @@ use kindred_proto::shard_v1::UnitState;
 use kindred_tests::{admin::Admin, scenario::wait_for};
 use serde_json::Value;
 
-use crate::{
+use crate::kills::{
     case::{Case, Client, Fault, Server, Side, Way},
     cluster::{Cluster, Router, SURVIVOR, VICTIM},
     writers::{Violation, Writers},

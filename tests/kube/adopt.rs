@@ -17,8 +17,8 @@ use kindred_tests::{
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::busy::{Busy, Object};
-use crate::objects::{
+use crate::kube::busy::{Busy, Object};
+use crate::kube::objects::{
     NAMESPACES, NODE_COLLECTION, NODE_LEASES, collection, configmap, event, namespace, node, node_lease, pod,
     secret, widget, widget_definition,
 };

@@ -11,7 +11,7 @@ use kindred_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::Cluster,
     objects::{NAMESPACES, collection, configmap, namespace},
 };

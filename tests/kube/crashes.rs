@@ -16,7 +16,7 @@ use kindred_tests::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::{Cluster, SEEN_LIMIT},
     load::many,
     objects::{

@@ -17,7 +17,7 @@ use kindred_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     backups,
     cluster::{Cluster, Kindred},
     health::{Baseline, CONSISTENCY},

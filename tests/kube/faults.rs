@@ -12,7 +12,7 @@ use kindred_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::{Cluster, EVENT_TTL, Kindred, SEEN_LIMIT},
     load::many,
     objects::{ALL_EVENTS, NAMESPACES, collection, event, new_event, pod, spread},

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use kindred_tests::kube::Metrics;
 
-use crate::cluster::Cluster;
+use crate::kube::cluster::Cluster;
 
 const ERRORS: &str = "etcd_request_errors_total";
 const INITIALIZATIONS: &str = "apiserver_watch_cache_initializations_total";
@@ -84,19 +84,19 @@ impl Baseline {
 }
 
 /// Whether the labels of a metric name a Kind that this store serves.
-fn serves(kindred: &crate::cluster::Kindred, store: &str, labels: &str) -> bool {
+fn serves(kindred: &crate::kube::cluster::Kindred, store: &str, labels: &str) -> bool {
     kinds(kindred, store).iter().any(|kind| {
         let resource = if kind == "minions" { "nodes" } else { kind };
         labels.contains(&format!("\"{resource}\"")) || labels.contains(&format!("\"{resource}."))
     })
 }
 
-fn only_events(kindred: &crate::cluster::Kindred, store: &str) -> bool {
+fn only_events(kindred: &crate::kube::cluster::Kindred, store: &str) -> bool {
     kinds(kindred, store) == ["events"]
 }
 
 /// The last parts of the prefixes of the Kinds that a store serves, such as `pods` or `minions`.
-fn kinds(kindred: &crate::cluster::Kindred, store: &str) -> Vec<String> {
+fn kinds(kindred: &crate::kube::cluster::Kindred, store: &str) -> Vec<String> {
     let config = &kindred.config;
     let mut kinds = Vec::new();
     for partition in config.map.partitions() {

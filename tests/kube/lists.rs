@@ -13,7 +13,7 @@ use kindred_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::{Cluster, Tally},
     load::names,
     objects::{

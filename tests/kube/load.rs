@@ -7,7 +7,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kindred_tests::kube_client::{full_name, items, revision};
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::Cluster,
     objects::{
         ALL_PODS, ALL_WIDGETS, NAMESPACES, NODE_COLLECTION, NODE_LEASES, NODES, PODS, SMALL_OBJECTS, WIDGETS,

@@ -10,7 +10,7 @@ use kindred_tests::{admin::Admin, kube_client::KubeClient, scenario::env_number}
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::{
+use crate::kube::{
     cluster::Cluster,
     load::names,
     objects::{ALL_PODS, NAMESPACES},

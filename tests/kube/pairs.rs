@@ -10,7 +10,7 @@ use kindred_tests::{
 };
 use serde_json::Value;
 
-use crate::{
+use crate::kube::{
     cluster::{COMPACTION_INTERVAL, Cluster, SEEN_LIMIT},
     lists::{PAGE, own_writes, pages_while_others_write},
     objects::{ALL_EVENTS, ALL_PODS, ALL_WIDGETS, NAMESPACES, NODE_COLLECTION, NODE_LEASES, collection},

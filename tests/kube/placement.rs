@@ -19,7 +19,7 @@ use kindred_transport::{
 };
 use tonic::transport::Channel;
 
-use crate::{
+use crate::kube::{
     cluster::{Cluster, Kindred},
     load::many,
     objects::{

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{load::many, watches::now};
+use crate::kube::{load::many, watches::now};
 
 /// The number of changes of each object after it was created.
 const CHANGES: usize = 3;

@@ -7,7 +7,7 @@ use kindred_tests::kube_client::{KubeClient, Watch, full_name, revision};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
-use crate::{
+use crate::kube::{
     cluster::{Cluster, SEEN_LIMIT, Tally},
     load::many,
     objects::{ALL_PODS, NAMESPACES, collection, configmap, pod, spread},
@@ -154,7 +154,7 @@ async fn many_writers(cluster: &Cluster) -> anyhow::Result<()> {
 async fn through_kubectl(cluster: &Cluster) -> anyhow::Result<()> {
     let (client, tally) = (&cluster.first.client, &cluster.tally);
     let home = NAMESPACES[3];
-    let there = crate::load::names(cluster, &collection(home, "pods")).await?;
+    let there = crate::kube::load::names(cluster, &collection(home, "pods")).await?;
     let args = ["get", "pods", "-n", home, "--watch", "--output-watch-events", "-o", "json"];
     let mut kubectl = cluster.first.kubectl.start(&args)?;
     let mut output = JsonStream { from: kubectl.stdout.take().context("stdout")?, pending: Vec::new() };

@@ -5,7 +5,7 @@ use http::Method;
 use kindred_tests::kube_client::{full_name, items, revision};
 use serde_json::{Value, json};
 
-use crate::{
+use crate::kube::{
     cluster::Cluster,
     load::{many, names},
     objects::{

@@ -24,7 +24,7 @@ use kindred_tests::{
     },
 };
 
-use crate::{
+use crate::moves::{
     changes::{self, Changed, Program},
     held,
 };

@@ -25,7 +25,7 @@ pub fn driver() -> Option<PathBuf> {
     let peers = listed(PeerSet::Page).unwrap_or_else(|error| panic!("{error:#}"));
     let found = peers.into_iter().next().map(|peer| peer.path);
     if found.is_none() {
-        crate::not_run();
+        crate::page::not_run();
     }
     found
 }

@@ -38,6 +38,8 @@ pub enum PeerSet {
     Helm,
     /// Definitions of objects of cert-manager and of the Prometheus operator.
     Crds,
+    /// kindred as of the commit in `tests/upgrade/PREVIOUS`; nothing without the history of git.
+    Previous,
 }
 
 impl PeerSet {
@@ -56,6 +58,7 @@ impl PeerSet {
             Self::Page => "page",
             Self::Helm => "helm",
             Self::Crds => "crds",
+            Self::Previous => "previous",
         }
     }
 }

@@ -33,6 +33,30 @@ pub struct Spec {
     pub ready: String,
 }
 
+impl Spec {
+    /// A router: `kindred router`.
+    ///
+    /// # Errors
+    /// If kindred is not built.
+    pub fn router(name: &str, args: Vec<String>) -> anyhow::Result<Self> {
+        Self::ours(name, "router", args)
+    }
+
+    /// A shard: `kindred shard`.
+    ///
+    /// # Errors
+    /// If kindred is not built.
+    pub fn shard(name: &str, args: Vec<String>) -> anyhow::Result<Self> {
+        Self::ours(name, "shard", args)
+    }
+
+    fn ours(name: &str, command: &str, mut args: Vec<String>) -> anyhow::Result<Self> {
+        args.insert(0, command.to_owned());
+        let (program, ready) = (our_binary("kindred")?, format!("kindred-{command} ready "));
+        Ok(Self { name: name.to_owned(), program, args, env: Vec::new(), ready })
+    }
+}
+
 /// A server, which is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {

@@ -142,10 +142,10 @@ impl Shard {
     /// # Errors
     /// If the shard does not start.
     pub async fn start_at(dir: &Path, name: &str, listen: &str, flags: &[String]) -> anyhow::Result<Self> {
-        Self::start_program(&our_binary("kindred-shard")?, dir, name, listen, flags).await
+        Self::start_program(&our_binary("kindred")?, dir, name, listen, flags).await
     }
 
-    /// Starts a shard of this program, which may be of another version.
+    /// Starts a shard by this `kindred`, which may be of another version.
     ///
     /// # Errors
     /// If the shard does not start.
@@ -165,13 +165,7 @@ impl Shard {
         if !flags.iter().any(|flag| flag.starts_with("--durability")) {
             args.push("--durability=none".to_owned());
         }
-        let spec = Spec {
-            name: name.to_owned(),
-            program: program.to_owned(),
-            args,
-            env: Vec::new(),
-            ready: "kindred-shard ready ".to_owned(),
-        };
+        let spec = Spec { program: program.to_owned(), ..Spec::shard(name, args)? };
         let mut process = Process::start(dir, spec).await?;
         let address = bare(&process.ready_field("listen")?);
         let admin = bare(&process.ready_field("admin")?);

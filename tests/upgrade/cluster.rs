@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::builds::{Build, Builds};
+use crate::upgrade::builds::{Build, Builds};
 
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// The store with a standby.
@@ -57,14 +57,13 @@ fn config(default: &str, single: &str, pair: &str) -> Value {
 /// A process with its supervisor.
 #[derive(Clone)]
 pub struct Server {
-    program: &'static str,
     process: Arc<Mutex<Process>>,
     builds: Builds,
 }
 
 impl Server {
-    fn new(program: &'static str, process: Process, builds: &Builds, stop: &CancellationToken) -> Self {
-        let server = Self { program, process: Arc::new(Mutex::new(process)), builds: builds.clone() };
+    fn new(process: Process, builds: &Builds, stop: &CancellationToken) -> Self {
+        let server = Self { process: Arc::new(Mutex::new(process)), builds: builds.clone() };
         let supervised = server.clone();
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
@@ -81,7 +80,7 @@ impl Server {
 
     /// Installs the program of a build. Its next start is of that.
     pub async fn install(&self, build: Build) -> anyhow::Result<()> {
-        let program = self.builds.program(build, self.program)?;
+        let program = self.builds.program(build)?;
         self.process.lock().await.set_program(program);
         Ok(())
     }
@@ -104,8 +103,8 @@ impl Server {
 
     /// Waits until the process is of a build, and ready.
     pub async fn is_of(&self, build: Build) -> anyhow::Result<()> {
-        let wanted = self.builds.program(build, self.program)?;
-        let what = format!("a ready {} of the {build:?} build", self.program);
+        let wanted = self.builds.program(build)?;
+        let what = format!("a ready process of the {build:?} build");
         wait_for(&what, LIMIT, || async {
             let mut process = self.process.lock().await;
             let running = process.pid().and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
@@ -156,11 +155,11 @@ struct Starter<'a> {
 
 impl Starter<'_> {
     async fn shard(&self, folder: &str, flags: &[&str]) -> anyhow::Result<Store> {
-        let program = self.builds.program(self.build, "kindred-shard")?;
+        let program = self.builds.program(self.build)?;
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         let shard = Shard::start_program(&program, self.dir, folder, ANY_PORT, &flags).await?;
         let url = format!("http://{}", shard.address);
-        Ok(Store { server: Server::new("kindred-shard", shard.process, self.builds, &self.stop), url })
+        Ok(Store { server: Server::new(shard.process, self.builds, &self.stop), url })
     }
 
     async fn store(&self, folder: &str, name: &str, slot: u16, more: &[&str]) -> anyhow::Result<Store> {
@@ -180,17 +179,12 @@ impl Starter<'_> {
             "--log-level=info,kindred_router::standbys=debug,kindred_router::moves=debug".to_owned(),
             CLUSTER.to_owned(),
         ];
-        let spec = Spec {
-            name: format!("router-{name}"),
-            program: self.builds.program(self.build, "kindred-router")?,
-            args,
-            env: Vec::new(),
-            ready: "kindred-router ready ".to_owned(),
-        };
+        let program = self.builds.program(self.build)?;
+        let spec = Spec { program, ..Spec::router(&format!("router-{name}"), args)? };
         let process = Process::start(self.dir, spec).await?;
         let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());
         let (address, admin) = (field("listen")?, Admin::at(&field("admin")?));
-        let server = Server::new("kindred-router", process, self.builds, &self.stop);
+        let server = Server::new(process, self.builds, &self.stop);
         Ok(Router { server, client: Client::lazy(&address)?, address, admin })
     }
 }

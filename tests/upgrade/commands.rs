@@ -13,7 +13,7 @@ use kindred_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::{
+use crate::upgrade::{
     builds::{Build, Builds},
     cluster::{Cluster, DEFAULT, LIMIT, PAIR, SINGLE},
 };
@@ -30,7 +30,7 @@ const PREFIXES: [&str; 4] =
 async fn kindred(builds: &Builds, build: Build, at: &Admin, words: &[&str]) -> anyhow::Result<String> {
     let admin = format!("http://{}", at.address());
     let all: Vec<&str> = ["--admin", &admin].iter().chain(words).copied().collect();
-    let output = etcdctl::run(&builds.program(build, "kindred")?, &all, "").await?;
+    let output = etcdctl::run(&builds.program(build)?, &all, "").await?;
     output.ok().with_context(|| format!("kindred {} of the {build:?} build", words.join(" ")))
 }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::{task::JoinSet, time::Instant};
 use tonic::Status;
 
-use crate::{
+use crate::upgrade::{
     cluster::LIMIT,
     faults::{Fault, Faults},
     ledger::KINDS,

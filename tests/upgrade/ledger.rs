@@ -19,7 +19,7 @@ use kindred_tests::{client::Client, scenario::wait_for, workload::recorder::Reco
 use parking_lot::Mutex;
 use tokio::{sync::RwLock, task::JoinSet};
 
-use crate::{
+use crate::upgrade::{
     cluster::LIMIT,
     faults::{Fault, Faults},
 };

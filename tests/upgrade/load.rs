@@ -18,7 +18,7 @@ use kindred_tests::{
 };
 use rand::{SeedableRng as _, rngs::StdRng};
 
-use crate::{
+use crate::upgrade::{
     faults::{Fault, Faults, Struck},
     leases::Leases,
     ledger::Ledger,

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use kindred_tests::scenario::report;
 use serde_json::json;
 
-use crate::{
+use crate::upgrade::{
     builds::{Build, Builds},
     cluster::{Cluster, DEFAULT, LIMIT, PAIR, SINGLE, Store},
     faults::Struck,

@@ -136,7 +136,7 @@ fn systemd_knows_every_setting_of_the_units() {
     let programs = root.path().join("usr/local/bin");
     fs::create_dir_all(&units).unwrap();
     fs::create_dir_all(&programs).unwrap();
-    for program in ["kindred", "kindred-router", "kindred-shard", "etcd"] {
+    for program in ["kindred", "etcd"] {
         let file = programs.join(program);
         fs::write(&file, "#!/bin/sh\n").unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();

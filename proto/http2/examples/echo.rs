@@ -2,7 +2,7 @@
 
 use kindred_http2::Limits;
 
-#[path = "../tests/support/echo.rs"]
+#[path = "../tests/it/echo.rs"]
 mod echo;
 
 #[tokio::main(flavor = "current_thread")]

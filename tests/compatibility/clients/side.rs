@@ -136,7 +136,8 @@ impl Side {
             }
             Self::Shard => {
                 let args = json!([
-                    our_binary("kindred-shard")?,
+                    our_binary("kindred")?,
+                    "shard",
                     "--listen=127.0.0.1:{port}",
                     "--admin-listen=127.0.0.1:{other}",
                     "--data-dir={dir}",

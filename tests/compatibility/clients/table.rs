@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use crate::documented;
+use crate::compatibility::documented;
 
 use super::{
     Results,
