@@ -45,6 +45,11 @@ fn each_mode_keeps_its_promise() {
 }
 
 #[test]
+fn long_each_mode_keeps_its_promise() {
+    run("crash_modes", KINDS, 600);
+}
+
+#[test]
 fn what_keeps_nothing_says_so() {
     run("crash_none", KINDS.map(|kind| Kind { mode: Mode::None, ..kind }), 10);
 }

@@ -91,7 +91,7 @@ fn the_files_of_the_image_are_enough() {
     assert!(!root.join("bin/sh").exists());
     // Only root may change its root folder.
     if !is_root() {
-        println!("not run: the program in the files of the image, as this user may not call chroot");
+        println!("NOT RUN: the program in the files of the image, as this user may not call chroot");
         return;
     }
     for folder in [scratch.path(), &root] {

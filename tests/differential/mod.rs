@@ -149,8 +149,7 @@ impl Comparison {
                     let small = shrink::shrink(self, dir, &operations[..=mismatch.index]).await?;
                     bail!(
                         "seed {seed} differs\n{}\nsmallest sequence found, {} operations:\n{}\nreplay: \
-                         KINDRED_SEED={seed} KINDRED_OPS={length} cargo test -p kindred-tests --test differential \
-                         -- --exact {} --nocapture",
+                         KINDRED_SEED={seed} KINDRED_OPS={length} make test ONLY=differential::{}",
                         small.mismatch.map_or(mismatch.text, |mismatch| mismatch.text),
                         small.operations.len(),
                         shrink::listing(&small.operations),

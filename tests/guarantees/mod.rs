@@ -3,7 +3,7 @@
 //! clients recorded.
 //!
 //! `KINDRED_GUARANTEES_SECONDS` is how long each suite runs. `KINDRED_GUARANTEES_SEED` selects a single seed. A history
-//! that breaks a guarantee is stored, and `KINDRED_GUARANTEES_HISTORY=FILE cargo test ... replay` checks it again.
+//! that breaks a guarantee is stored, and `KINDRED_GUARANTEES_HISTORY=FILE make test ONLY=guarantees::replay` checks it again.
 
 mod run;
 mod stored;

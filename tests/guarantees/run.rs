@@ -95,9 +95,8 @@ impl Suite {
 
     fn replay(self, seed: u64, path: &Path) -> String {
         format!(
-            "the history is {}\ncheck it again: KINDRED_GUARANTEES_HISTORY={} cargo test -p kindred-tests --test \
-             guarantees replay -- --nocapture\nrun it again: KINDRED_GUARANTEES_SEED={seed} cargo test -p \
-             kindred-tests --test guarantees {} -- --nocapture",
+            "the history is {}\ncheck it again: KINDRED_GUARANTEES_HISTORY={} make test ONLY=guarantees::replay\n\
+             run it again: KINDRED_GUARANTEES_SEED={seed} make test ONLY=guarantees::{}",
             path.display(),
             path.display(),
             self.name

@@ -6,8 +6,8 @@
 //!
 //! Only requests to a store that is away may fail, and even watches of its keys continue afterwards.
 //!
-//! `KILLS=all` runs the whole matrix. `KILLS=seal.after` or `KILLS=kill-source` runs the cases with that text in their
-//! names, such as `seal.after/Moved/cut-survivor-target`. The default is [`Case::some`].
+//! The long test runs the whole matrix, the other one [`Case::some`], or with `KILLS=seal.after` or `KILLS=kill-source` the
+//! cases with that text in their names, such as `seal.after/Moved/cut-survivor-target`.
 
 mod case;
 mod cluster;
@@ -94,17 +94,24 @@ impl Queues {
 
 #[test]
 fn faults_at_every_step_of_a_move() {
-    let chosen = std::env::var("KILLS").unwrap_or_default();
-    let (cases, limit) = match chosen.as_str() {
-        "" => (Case::some(), LIMIT),
-        "all" => (Case::all(), LIMIT_OF_CHOSEN),
-        some => {
+    match std::env::var("KILLS") {
+        Ok(chosen) => {
             let all = Case::all().into_iter();
-            (all.filter(|case| case.to_string().contains(some)).collect(), LIMIT_OF_CHOSEN)
+            let cases: Vec<_> = all.filter(|case| case.to_string().contains(&chosen)).collect();
+            assert!(!cases.is_empty(), "KILLS={chosen} names no case");
+            faults(cases, LIMIT_OF_CHOSEN);
         }
-    };
+        Err(_) => faults(Case::some(), LIMIT),
+    }
+}
+
+#[test]
+fn long_faults_at_both_sides_of_every_step_of_a_move() {
+    faults(Case::all(), LIMIT_OF_CHOSEN);
+}
+
+fn faults(cases: Vec<Case>, limit: Duration) {
     scenario::run("kills", limit, |dir| async move {
-        ensure!(!cases.is_empty(), "KILLS={chosen} names no case");
         has_failpoints(&fs::canonicalize(our_binary("kindred")?)?, cluster::FAILPOINTS)?;
         let began = Instant::now();
         let queues = Arc::new(Queues::new(cases));

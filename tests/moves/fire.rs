@@ -172,8 +172,8 @@ fn files(dir: &Path, name: &str, history: &History, what: &str) -> anyhow::Resul
     std::fs::write(dir.join("assumptions.json"), assumptions)?;
     std::fs::write(dir.join("found.txt"), what)?;
     bail!(
-        "{name}\n{what}\nthe history is {path}\ncheck it again: KINDRED_GUARANTEES_HISTORY={path} cargo test -p \
-         kindred-tests --test guarantees replay -- --nocapture",
+        "{name}\n{what}\nthe history is {path}\ncheck it again: KINDRED_GUARANTEES_HISTORY={path} \
+         make test ONLY=guarantees::replay",
         path = path.display()
     )
 }

@@ -42,7 +42,7 @@ impl Builds {
             return Ok(Some(Self { previous: previous.path }));
         }
         // The test runner captures `eprintln!`, and shows it of no test that passes.
-        let said = "upgrade: there is no previous build, so nothing ran beside another version: tests/peers/install previous says why\n";
+        let said = "NOT RUN: there is no previous build; tests/peers/install previous says why\n";
         std::io::stderr().write_all(said.as_bytes())?;
         Ok(None)
     }

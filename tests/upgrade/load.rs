@@ -115,8 +115,8 @@ impl Load {
             std::fs::write(&path, history.to_json_lines()?)?;
             std::fs::write(dir.join("assumptions.json"), r#"{"order":"per_kind","spread":true,"gaps":[]}"#)?;
             bail!(
-                "{}\nthe history is {path}\ncheck it again: KINDRED_GUARANTEES_HISTORY={path} cargo test -p \
-                 kindred-tests --test guarantees replay -- --nocapture",
+                "{}\nthe history is {path}\ncheck it again: KINDRED_GUARANTEES_HISTORY={path} \
+                 make test ONLY=guarantees::replay",
                 complaints.join("\n"),
                 path = path.display()
             );

@@ -1,5 +1,5 @@
 //! Runs `scale`, `watchers` and `stalls` as a whole with tiny loads. Requires the binaries beside `kindred-bench`
-//! (`make build`).
+//! (`cargo build --workspace --bins`).
 
 use std::{path::PathBuf, process::Command};
 

@@ -1,4 +1,4 @@
-//! Runs `standby` as a whole with a tiny load. Requires the binaries beside `kindred-bench` (`make build`).
+//! Runs `standby` as a whole with a tiny load. Requires the binaries beside `kindred-bench` (`cargo build --workspace --bins`).
 
 use std::{
     fs,

@@ -1,6 +1,6 @@
 //! Produces the whole table: each workload on a shard, behind a router and with mTLS, in both loops. As stand-ins
 //! for mem_etcd it uses a shard, and a program that never answers. Requires the binaries beside `kindred-bench`
-//! (`make build`).
+//! (`cargo build --workspace --bins`).
 
 use std::{
     fs,

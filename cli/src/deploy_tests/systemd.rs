@@ -46,7 +46,7 @@ fn ask(program: &str, args: &[&str]) -> Option<Output> {
     match Command::new(program).args(args).env("SYSTEMD_COLORS", "0").output() {
         Ok(output) => Some(output),
         Err(error) => {
-            println!("not run: {program} {}: {error}", args.join(" "));
+            println!("NOT RUN: {program} {}: {error}", args.join(" "));
             None
         }
     }
@@ -119,7 +119,7 @@ fn systemd_analyze_rates_every_unit_below_three() {
         let Some(output) = ask("systemd-analyze", &args) else { return };
         let said = text(&output);
         if said.contains("unrecognized option") {
-            println!("not run: this systemd-analyze is too old: {said}");
+            println!("NOT RUN: this systemd-analyze is too old: {said}");
             return;
         }
         let rating = said.lines().find(|line| line.contains("Overall exposure level")).unwrap_or(&said);

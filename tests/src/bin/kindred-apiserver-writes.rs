@@ -1,5 +1,5 @@
 //! Measures what durability costs a real kube-apiserver. It times writes, one by one and many at a time, over kindred
-//! in each mode and over etcd. All use the same disk, and take turns in each round. `make bench-apiserver` runs it.
+//! in each mode and over etcd. All use the same disk, and take turns in each round. `make bench ARGS=apiserver` runs it.
 
 use std::{
     path::Path,

@@ -195,7 +195,7 @@ struct Replay(u64);
 impl Drop for Replay {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("again: KINDRED_SOAK_SEED={} cargo test -p kindred-http2 --test h2_client", self.0);
+            eprintln!("again: KINDRED_SOAK_SEED={} make test ONLY=every_message_comes_back", self.0);
         }
     }
 }

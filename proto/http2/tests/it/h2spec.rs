@@ -27,7 +27,7 @@ fn h2spec_finds_nothing() {
     runtime.expect("a runtime").block_on(async {
         let program = match installed().await {
             Ok(program) => program,
-            Err(why) => return say(&format!("was not run: {why}")),
+            Err(why) => return say(&format!("NOT RUN: {why}")),
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("the loopback is there");
         let port = listener.local_addr().expect("it is bound").port();
