@@ -27,15 +27,34 @@ const AT_A_TIME: usize = 12;
 /// What became of each case of a client, at each side.
 type Results = BTreeMap<String, BTreeMap<Side, Outcome>>;
 
+/// One client of each language, of those whose tests are quick.
+const QUICK: &str = "naming,etcd-client crate,Python etcd3gw,npm,Java";
+
+/// `KINDRED_CLIENTS` has words of the names of those to run, separated by commas.
 #[test]
-fn clients_of_etcd_find_what_they_find_at_etcd() {
-    scenario::run("clients", Duration::from_secs(120), |dir| async move { compare(&dir).await });
+fn clients_in_each_language_find_what_they_find_at_etcd() {
+    let wanted = std::env::var("KINDRED_CLIENTS").unwrap_or_else(|_| QUICK.to_owned());
+    scenario::run(
+        "clients",
+        Duration::from_secs(120),
+        |dir| async move { compare(&dir, Some(&wanted)).await },
+    );
 }
 
-/// `KINDRED_CLIENTS` has words of the names of those to run, separated by commas. All run if it is empty. Without it, all run
-/// but etcd's tests of its API, which take longest and are of the servers more than of a client.
-async fn compare(dir: &Path) -> anyhow::Result<()> {
-    let wanted = std::env::var("KINDRED_CLIENTS").ok();
+#[test]
+fn long_clients_of_etcd_find_what_they_find_at_etcd() {
+    scenario::run("clients_all", Duration::from_secs(1200), |dir| async move { compare(&dir, None).await });
+}
+
+#[test]
+fn long_etcds_tests_of_its_api_find_what_they_find_at_etcd() {
+    scenario::run("clients_api", Duration::from_secs(1200), |dir| async move {
+        compare(&dir, Some(differences::API)).await
+    });
+}
+
+/// Without words all clients run but etcd's tests of its API, which are of the servers more than of a client.
+async fn compare(dir: &Path, wanted: Option<&str>) -> anyhow::Result<()> {
     let mut suites = go::suites()?;
     suites.extend(go::coredns()?);
     suites.extend(rust::suites()?);
@@ -46,7 +65,7 @@ async fn compare(dir: &Path) -> anyhow::Result<()> {
             "NOT RUN: the clients of {language}, which this machine lacks. See tests/peers/README.md"
         ));
     }
-    suites.retain(|suite| match &wanted {
+    suites.retain(|suite| match wanted {
         Some(wanted) => wanted.split(',').any(|word| suite.client.contains(word)),
         None => suite.client != differences::API,
     });

@@ -1,17 +1,16 @@
 //! Tables that tests write into the documentation.
 
-use std::{path::Path, sync::Mutex};
+use std::{fs::File, path::Path};
 
 use anyhow::{Context, ensure};
 
-/// Several tests write into one page.
-static WRITING: Mutex<()> = Mutex::new(());
-
 /// Compares the table that follows `mark` in a page with `table`, or with `KINDRED_DOCS=write` writes it there.
 pub fn documented(page: &str, mark: &str, table: &str) -> anyhow::Result<()> {
-    let _writing = WRITING.lock();
     let mark = format!("<!-- {mark} -->\n\n");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
+    // Several tests write into one page, each in a process of its own.
+    let locked = File::open(&path)?;
+    locked.lock()?;
     let text = std::fs::read_to_string(&path)?;
     let (before, behind) = text.split_once(&mark).context("the mark of the table")?;
     let there: String = behind.split_inclusive('\n').take_while(|line| line.starts_with('|')).collect();

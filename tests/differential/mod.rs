@@ -31,6 +31,11 @@ use revision::Mode;
 use run::{Counts, Mismatch, Run};
 
 const LIMIT: Duration = Duration::from_secs(1800);
+/// Sequences of each comparison, and operations in each.
+const SEEDS: u64 = 2;
+const LENGTH: u64 = 1500;
+const LONG_SEEDS: u64 = 8;
+const LONG_LENGTH: u64 = 2500;
 
 /// The system on the right side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -207,32 +212,46 @@ fn etcd_equals_etcd_with_other_revisions() {
 
 #[test]
 fn shard_equals_etcd() {
-    compare(Comparison { test: "shard_equals_etcd", mode: Mode::Dense, subject: Subject::Shard }, 5, 2500);
+    compare(
+        Comparison { test: "shard_equals_etcd", mode: Mode::Dense, subject: Subject::Shard },
+        SEEDS,
+        LENGTH,
+    );
 }
 
 #[test]
 fn kindred_equals_etcd() {
     compare(
         Comparison { test: "kindred_equals_etcd", mode: Mode::Mapped, subject: Subject::Up(None) },
-        5,
-        2500,
+        SEEDS,
+        LENGTH,
     );
 }
 
 #[test]
 fn kindred_in_ranges_equals_etcd() {
     let test = "kindred_in_ranges_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RANGES)) }, 5, 2500);
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RANGES)) }, SEEDS, LENGTH);
 }
 
 #[test]
 fn kindred_on_a_ring_equals_etcd() {
     let test = "kindred_on_a_ring_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RING)) }, 5, 2500);
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RING)) }, SEEDS, LENGTH);
 }
 
 #[test]
 fn kindred_in_one_process_equals_etcd() {
     let test = "kindred_in_one_process_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(TOGETHER)) }, 3, 2500);
+    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(TOGETHER)) }, SEEDS, LENGTH);
+}
+
+#[test]
+fn long_every_layout_equals_etcd() {
+    let test = "long_every_layout_equals_etcd";
+    compare(Comparison { test, mode: Mode::Dense, subject: Subject::Shard }, LONG_SEEDS, LONG_LENGTH);
+    for map in [None, Some(RANGES), Some(RING), Some(TOGETHER)] {
+        let comparison = Comparison { test, mode: Mode::Mapped, subject: Subject::Up(map) };
+        compare(comparison, LONG_SEEDS, LONG_LENGTH);
+    }
 }

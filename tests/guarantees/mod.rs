@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use kindred_checker::Counts;
 use kindred_tests::scenario::{self, env_number, report};
-use parking_lot::Mutex;
 
 use run::{Fault, Suite};
 use system::{Durability, Target};
@@ -33,12 +32,8 @@ fn durable() -> Target {
     Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1, durability: Durability::Fsync }
 }
 
-/// Suites that run at the same time would slow each other down until too little happens in each.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn suite(name: &'static str, target: Target, fault: Fault) {
     let suite = Suite { name, target, fault };
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run(name, LIMIT, |dir| async move {
         let seconds = env_number("KINDRED_GUARANTEES_SECONDS", SECONDS)?;
         let works = Duration::from_secs(seconds).as_millis() / run::WORK.as_millis();

@@ -1,7 +1,7 @@
 //! A cluster on a stock etcd goes to kindred and leaves it again for another etcd. Its apiservers are pointed there one by
 //! one, and both ways are in use at once. Nothing else is restarted, no object is lost or changed.
 //!
-//! `KINDRED_ADOPT_OBJECTS` sets the number of objects; `make adopt-demo` runs it with 5,000.
+//! `KINDRED_ADOPT_OBJECTS` sets the number of objects; `make test ONLY=kubernetes_adopts` runs it.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 

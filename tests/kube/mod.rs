@@ -45,7 +45,6 @@ use std::time::{Duration, Instant};
 
 use cluster::{Certificates, Cluster, Map};
 use kindred_tests::scenario::{self, report};
-use parking_lot::Mutex;
 
 const LIMIT: Duration = Duration::from_secs(480);
 
@@ -63,11 +62,7 @@ impl Steps {
     }
 }
 
-/// A small machine cannot run two whole clusters at once within Kubernetes' deadlines.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn over_mtls(name: &'static str, map: Map) {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run(name, LIMIT, |dir| async move {
         let mut steps = Steps { test: name, started: Instant::now() };
         let mut cluster = Cluster::start(&dir, Certificates::Given, map).await?;
@@ -118,7 +113,6 @@ fn kubernetes_over_a_ring() {
 
 #[test]
 fn kubernetes_with_its_stores_in_a_routers_process() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_together", LIMIT, |dir| async move {
         let cluster = Cluster::start_with(&dir, Certificates::Given, Map::Default, &["--together"]).await?;
         let at_start = health::Baseline::take(&cluster).await?;
@@ -146,7 +140,6 @@ fn kubernetes_with_auto_tls() {
 
 #[test]
 fn kubernetes_while_kinds_move() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_while_kinds_move", LIMIT, |dir| async move {
         let cluster = Cluster::start(&dir, Certificates::Given, Map::Default).await?;
         load::run(&cluster).await?;
@@ -161,7 +154,6 @@ fn kubernetes_while_kinds_move() {
 
 #[test]
 fn kubernetes_objects_come_back_from_a_backup() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_backup", LIMIT, |dir| async move {
         let cluster = Cluster::start(&dir, Certificates::Auto, Map::Ranges).await?;
         let at_start = health::Baseline::take(&cluster).await?;
@@ -175,13 +167,11 @@ fn kubernetes_objects_come_back_from_a_backup() {
 
 #[test]
 fn kubernetes_adopts_kindred_and_leaves_it() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_adopt", LIMIT, |dir| async move { adopt::run(&dir).await });
 }
 
 #[test]
 fn kubernetes_while_shards_crash() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_crashes", LIMIT, |dir| async move {
         let cluster = Cluster::start(&dir, Certificates::Given, Map::Modes).await?;
         let (acknowledged, lost) = crashes::run(&cluster).await?;
@@ -193,7 +183,6 @@ fn kubernetes_while_shards_crash() {
 
 #[test]
 fn r18_an_apiserver_goes_on_over_failovers_without_a_relist() {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run("kubernetes_failover", LIMIT, |dir| async move {
         let flags = ["--standbys", "--routers=2"];
         let cluster = Cluster::start_with(&dir, Certificates::Given, Map::Default, &flags).await?;

@@ -12,18 +12,13 @@ mod held;
 use std::time::Duration;
 
 use kindred_tests::scenario::{self, env_number, report};
-use parking_lot::Mutex;
 
 use changes::Program;
 
 const LIMIT: Duration = Duration::from_secs(900);
 const SWITCHES: u64 = 8;
 
-/// Tests that run at the same time would slow each other down until too little happens in each.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
 fn under_fire(name: &'static str, program: Program) {
-    let _alone = ONE_AT_A_TIME.lock();
     scenario::run(name, LIMIT, |dir| async move {
         let switches = env_number("KINDRED_MOVES_SWITCHES", SWITCHES)?;
         let seed = env_number("KINDRED_MOVES_SEED", 1)?;

@@ -17,7 +17,7 @@ const KINDRED: &[Side] = &[Side::Shard, Side::Router];
 const SHARD: &[Side] = &[Side::Shard];
 const ROUTER: &[Side] = &[Side::Router];
 
-/// The name of etcd's tests of its API, which run when they are asked for.
+/// The name of etcd's tests of its API.
 pub const API: &str = "etcd's tests of its API";
 const CLIENTV3: &str = "etcd's tests of clientv3";
 const ETCD_CLIENT: &str = "etcd-client crate, client";

@@ -3,11 +3,13 @@
 use kindred_sim::run::run;
 use kindred_sim::sabotage::Sabotage;
 
+/// Seeds that notice the rarer mistakes, as of this writing. They are tried first.
+const NOTICE: [u64; 3] = [780, 1022, 51];
 /// Seeds tried until one notices.
 const SEEDS: u64 = 1_500;
 
 fn is_noticed(sabotage: Sabotage, invariant: &str) {
-    let noticed = (0..SEEDS).find(|seed| {
+    let noticed = NOTICE.into_iter().chain(0..SEEDS).find(|seed| {
         let outcome = run(*seed, Some(sabotage));
         outcome.violations.iter().any(|violation| violation.invariant == invariant)
     });

@@ -41,11 +41,13 @@ fn one_seed_run_twice_gives_equal_logs() {
     }
 }
 
+/// Seeds that notice the rarer mistakes, as of this writing. They are tried first.
+const NOTICE: [u64; 4] = [384, 274, 140, 111];
 /// Seeds tried until one notices.
 const SEEDS: u64 = 400;
 
 fn is_noticed(sabotage: Sabotage, invariants: &[&str]) {
-    let noticed = (0..SEEDS).find(|seed| {
+    let noticed = NOTICE.into_iter().chain(0..SEEDS).find(|seed| {
         let broken = run(*seed, Some(sabotage), false).violation;
         broken.is_some_and(|broken| invariants.contains(&broken.invariant))
     });
