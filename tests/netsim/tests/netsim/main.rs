@@ -5,6 +5,7 @@
 //! `KINDRED_NETSIM_SEED=N cargo test -p kindred-netsim --test netsim one -- --nocapture` runs a single seed in its own
 //! process. There `KINDRED_NETSIM_LOG` is the servers' log level (`debug`, `trace`, or a filter), and
 //! `KINDRED_NETSIM_DIR` the folder of the log.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod cluster;
 mod entropy;
