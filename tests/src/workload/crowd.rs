@@ -148,17 +148,22 @@ impl Crowd {
         }
         let mut caller = Caller::new(self.recorder.clone(), self.endpoints.clone(), &mut self.rng)?;
         let (recorder, mut rng) = (self.recorder, self.rng);
+        let (end, ended) = watch::channel(false);
+        // A watch may receive the event of a write that has not returned yet, so no write is given up.
         let ticking = async {
-            loop {
+            while !*ended.borrow() {
                 let (key, value) = (keys::key(&mut rng, 0), recorder.value().into());
                 caller.call(&mut rng, Request::Put { key, value, lease: NO_LEASE }).await?;
                 tokio::time::sleep(TICK).await;
             }
+            anyhow::Ok(())
         };
-        tokio::select! {
-            done = all_done(self.watchers) => done,
-            failed = ticking => failed,
-        }
+        let watching = async {
+            all_done(self.watchers).await?;
+            end.send_replace(true);
+            Ok(())
+        };
+        tokio::try_join!(watching, ticking).map(drop)
     }
 
     /// The current revision of each Kind, after the last write.
