@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn long_lists_wait_for_their_turn_and_short_ones_do_not() {
+    async fn lists_that_are_long_wait_for_their_turn_and_short_ones_do_not() {
         let (admission, kind) = (one_at_a_time(Mode::Enforce), pods());
         let first = admission.enter(&kind, WHOLE, "a", later()).await.unwrap().unwrap();
         let page = (Shape { whole: true, limit: 500 }, false);

@@ -281,7 +281,7 @@ const LISTERS: usize = 8;
 const LISTS: usize = 4;
 
 #[test]
-fn long_lists_take_turns_and_all_end() {
+fn lists_that_are_long_take_turns_and_all_end() {
     scenario::run("observed-lists", LIMIT, |dir| async move {
         let config = dir.join("turns.yaml");
         std::fs::write(

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn long_transfers_share_each_turn_and_continue_in_order() {
+    async fn transfers_that_are_long_share_each_turn_and_continue_in_order() {
         const TRANSFERS: usize = 7;
         const PIECE: usize = 32 << 10;
         let moved = Rc::new(RefCell::new(Vec::new()));

@@ -65,7 +65,7 @@ async fn sizes_are_limited_as_in_etcd() {
 }
 
 #[tokio::test]
-async fn long_ranges_and_their_streams_agree() {
+async fn ranges_that_are_long_and_their_streams_agree() {
     let shard = Shard::start().await;
     let client = shard.client().await;
     for key in 0..1500 {
