@@ -8,6 +8,7 @@ use kindred_proto::etcdserverpb::{
     maintenance_server::MaintenanceServer,
 };
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
+use kindred_router_core::watch_session;
 use kindred_transport::Drain;
 use kindred_transport::unary::UnaryCalls as _;
 use tonic::service;
@@ -107,8 +108,9 @@ impl App {
 
     /// What watches use.
     #[must_use]
-    pub fn watch_path(&self) -> Arc<WatchPath> {
+    pub fn watch_path(&self, sessions: watch_session::Settings) -> Arc<WatchPath> {
         Arc::new(WatchPath {
+            sessions,
             routing: self.routing.clone(),
             stores: self.stores.clone(),
             feeds: self.feeds.clone(),
@@ -123,7 +125,7 @@ impl App {
 
     /// All services of etcd's API, for clients.
     #[must_use]
-    pub fn services(&self, kv: &kv::Kv) -> Guarded<service::Routes> {
+    pub fn services(&self, kv: &kv::Kv, sessions: watch_session::Settings) -> Guarded<service::Routes> {
         let max_message = kv.message_bytes_max();
         let (stores, identity) = (self.stores.clone(), self.identity.clone());
         let gate = self.users.gate.clone();
@@ -135,7 +137,7 @@ impl App {
             self.traffic.clone(),
             self.drain.clone(),
         );
-        let watch = WatchServer::new(watch::Watch::new(self.watch_path()));
+        let watch = WatchServer::new(watch::Watch::new(self.watch_path(sessions)));
         let snapshots = Sender::new(
             // Whoever may take a snapshot may read everything.
             service::Routes::new(KVServer::new(kv.for_router()).max_decoding_message_size(max_message))

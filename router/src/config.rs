@@ -17,6 +17,7 @@ use kindred_router_core::admission::Limits;
 use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::moves::machine;
 use kindred_router_core::store::{StoreIx, StoreKind};
+use kindred_router_core::watch_session;
 use kindred_transport::address::Scheme;
 use kindred_transport::admin::AdminArgs;
 use kindred_transport::clock::WallClock;
@@ -100,6 +101,9 @@ pub struct Args {
     /// Largest request, as etcd's.
     #[arg(long, value_name = "BYTES", default_value_t = 1_572_864)]
     pub max_request_bytes: usize,
+    /// How often idle watches that ask for it hear of progress, at least 100ms.
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
+    pub watch_progress_notify_interval: Duration,
     /// Recent events kept for each watched range; a watch that is further behind reads from the shards.
     #[arg(long, value_name = "BYTES", default_value_t = feeds::RING_BYTES)]
     pub feed_ring_bytes: usize,
@@ -203,6 +207,7 @@ pub struct Settings {
     /// The routing table of the configuration.
     pub routes: Routes,
     pub feeds: feeds::Options,
+    pub watches: watch_session::Settings,
     pub admission: Arc<Admission>,
     /// Where spans of calls go.
     pub spans: Option<spans::Settings>,
@@ -318,6 +323,10 @@ impl Args {
                     self.admission,
                     Limits { lists: self.long_lists, bytes: lists, ..Limits::default() },
                 ),
+                watches: watch_session::Settings {
+                    notify: self.watch_progress_notify_interval.max(Duration::from_millis(100)),
+                    ..watch_session::Settings::default()
+                },
                 feeds: feeds::Options { ring_bytes: self.feed_ring_bytes, ..feeds::Options::default() },
                 spans,
                 unread: unread::Limits { bytes: bounds.unread, ..unread::Limits::default() },
@@ -470,6 +479,19 @@ mod tests {
         let settings = settings(&flags).unwrap();
         assert_eq!(settings.stores.len(), 5);
         assert_eq!(settings.stores[settings.default.0].name.0, "default");
+    }
+
+    #[test]
+    fn idle_watches_hear_of_progress_as_often_as_the_flag_says() {
+        let interval = |flags: &[&str]| {
+            let stores = ["default", "leases", "nodes", "pods", "events"];
+            let stores: Vec<String> = stores.iter().map(|s| format!("--store={s}=127.0.0.1:1")).collect();
+            let flags = stores.iter().map(String::as_str).chain(flags.iter().copied()).collect::<Vec<_>>();
+            settings(&flags).unwrap().watches.notify
+        };
+        assert_eq!(interval(&[]), Duration::from_secs(5));
+        assert_eq!(interval(&["--watch-progress-notify-interval=200ms"]), Duration::from_millis(200));
+        assert_eq!(interval(&["--watch-progress-notify-interval=1ms"]), Duration::from_millis(100));
     }
 
     #[test]

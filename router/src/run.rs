@@ -217,7 +217,7 @@ pub async fn bind(
         let _ = app.traffic.spans.set(Spans::start(spans));
     }
     let kv = app.kv(settings.max_request_bytes);
-    let services = Recipes::around(app.services(&kv));
+    let services = Recipes::around(app.services(&kv, settings.watches));
     let parts = app.admin(mover, &kv);
     let probes = parts.probes(recorder);
     let web = probes.clone().routes().merge(kindred_gateway::routes(&services, settings.max_request_bytes));

@@ -18,7 +18,7 @@ use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_router_core::watch_merge::Entry;
 use kindred_router_core::watch_session::{
-    Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
+    self, Ask, CREATE_WAIT, Count, FeedNo, FeedReader, Outside, Present, ROUND_MAX, Rung,
 };
 use kindred_transport::{Drain, grpc};
 use kindred_wire::error::EtcdError;
@@ -57,6 +57,8 @@ pub struct WatchPath {
     pub traffic: Arc<Traffic>,
     pub gate: Arc<Gate>,
     pub drain: Drain,
+    /// Of each stream's session.
+    pub sessions: watch_session::Settings,
 }
 
 /// See the text above.

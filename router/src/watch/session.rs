@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_router_core::watch_session::{End, Event, Said, Session, Settings};
+use kindred_router_core::watch_session::{End, Event, Said, Session};
 use kindred_transport::grpc;
 use kindred_wire::rope::Rope;
 use tokio::sync::mpsc;
@@ -36,7 +36,7 @@ pub async fn serve<S>(
     let mut session = Session::new(
         Around::new(path.clone(), credentials, client, inbound),
         ids,
-        Settings::default(),
+        path.sessions,
         now(),
     );
     let ended = run(&path, &mut session, &mut requests, &mut upstream, &to).await;

@@ -10,6 +10,7 @@ use kindred_proto::etcdserverpb as pb;
 use kindred_router::auth::Credentials;
 use kindred_router::run::Bound;
 use kindred_router::watch::session;
+use kindred_router_core::watch_session::Settings;
 use pb::watch_request::RequestUnion;
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -70,9 +71,9 @@ async fn r7_a_round_that_waits_for_a_feed_does_nothing() {
     let (to, mut answers) = mpsc::channel(16);
     let polls = Arc::new(AtomicUsize::new(0));
     let mut session = Box::pin(session::serve(
-        world.bound.app.watch_path(),
+        world.bound.app.watch_path(Settings::default()),
         Credentials::default(),
-        world.bound.app.watch_path().traffic.clients.internal(),
+        world.bound.app.watch_path(Settings::default()).traffic.clients.internal(),
         ReceiverStream::new(queue),
         to,
     ));

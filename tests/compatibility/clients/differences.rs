@@ -119,14 +119,6 @@ pub const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        reason: "The interval of periodic progress is not configurable at a router.",
-        at: ROUTER,
-        cases: &[
-            (WATCH, &["TestConfigurableWatchProgressNotifyInterval"]),
-            (EXAMPLES, &["ExampleWatcher_watchWithProgressNotify"]),
-        ],
-    },
-    Difference {
         reason: "A transaction cannot span stores.",
         at: ROUTER,
         cases: &[(API, &["TestV3TxnRangeCompare"])],

@@ -68,6 +68,9 @@ stores:
 - {name: leases, slot: 2, type: shard}
 partitions:
 - {metadata: {name: leases}, resource: leases.coordination.k8s.io, serviceGroupId: leases}
+up:
+  # What etcd's tests that set it expect of their servers.
+  router: {watch-progress-notify-interval: 200ms}
 ";
     let path = dir.join("two-stores.yaml");
     if !path.exists() {
