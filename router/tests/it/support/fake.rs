@@ -11,6 +11,9 @@ use tokio::sync::watch;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+/// The number of events of a message of a feed, but for the rest of a revision.
+const EVENTS_MAX: usize = 1000;
+
 #[derive(Debug, Default)]
 struct Log {
     current: i64,
@@ -231,10 +234,18 @@ impl Fake {
         if *next < log.floor {
             return Some(Err(log.floor));
         }
-        let due = log.events.iter().filter(|(revision, _)| revision >= next);
-        let events: Vec<_> = due
-            .map(|(revision, event)| pb::FeedEvent { revision: *revision, event: event.clone() })
-            .collect();
+        let mut due = log.events.iter().filter(|(revision, _)| revision >= next).peekable();
+        let mut events: Vec<pb::FeedEvent> = Vec::new();
+        while let Some((revision, event)) = due.peek() {
+            // A shard's messages are bounded too, and have whole revisions.
+            let last = events.last().map(|last| last.revision);
+            if !log.frozen && events.len() >= EVENTS_MAX && last != Some(*revision) {
+                *next = *revision;
+                return Some(Ok(pb::FeedResponse { events, ..Default::default() }));
+            }
+            events.push(pb::FeedEvent { revision: *revision, event: event.clone() });
+            due.next();
+        }
         if log.frozen {
             return Some(Ok(pb::FeedResponse { events, moved: log.current, ..Default::default() }));
         }
@@ -290,10 +301,13 @@ impl feeds_server::Feeds for Fake {
                 }
                 match fake.more(&mut next, &mut asked) {
                     Some(Ok(more)) => {
-                        let moved = more.moved > 0;
+                        let (moved, goes_on) = (more.moved > 0, more.moved == 0 && more.watermark == 0);
                         let sent = to.send(Ok(more)).await;
                         if sent.is_err() || moved {
                             return;
+                        }
+                        if goes_on {
+                            continue;
                         }
                     }
                     Some(Err(floor)) => {
