@@ -386,13 +386,12 @@ impl Routed for Asked<'_> {
 
     fn plan(&self) -> Result<(Plan, Epoch), Status> {
         let routes = self.kv.with.routing.load();
-        match plan(self.parsed, &**routes) {
-            Ok(plan) => Ok((plan, routes.generation())),
-            Err(refusal) => {
-                refuse_invalid(self.parsed.call, &self.body)?;
-                Err(refused(&refusal))
-            }
+        let plan = plan(self.parsed, &**routes);
+        // A store checks what it gets whole.
+        if !matches!(plan, Ok(Plan::One { .. } | Plan::Health)) {
+            refuse_invalid(self.parsed.call, &self.body)?;
         }
+        Ok((plan.map_err(|refusal| refused(&refusal))?, routes.generation()))
     }
 
     async fn run(&self, plan: Plan, generation: Epoch) -> Result<Answered, Status> {
@@ -418,9 +417,7 @@ impl Routed for AskedStream<'_> {
     type Answer = Chunks;
 
     fn plan(&self) -> Result<(Plan, Epoch), Status> {
-        let routes = self.0.kv.with.routing.load();
-        let plan = plan(self.0.parsed, &**routes);
-        Ok((plan.map_err(|refusal| refused(&refusal))?, routes.generation()))
+        self.0.plan()
     }
 
     async fn run(&self, plan: Plan, generation: Epoch) -> Result<Chunks, Status> {

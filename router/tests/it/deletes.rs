@@ -9,8 +9,9 @@ use kindred_partition_config::kind::KindScheme;
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::ring::{Bucket, BucketSet, RingHash};
 use kindred_partition_config::transfers::Transfer;
-use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient};
+use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient, request_op::Request as Op};
 use kindred_proto::shard_v1 as shard;
+use tonic::transport::Channel;
 
 async fn until_empty(world: &World, store: u16) {
     let empty = async {
@@ -75,4 +76,57 @@ async fn a_done_part_that_moves_to_a_shard_still_to_be_asked_is_not_repeated() {
 #[tokio::test]
 async fn a_done_part_that_moves_to_a_shard_that_was_asked_is_not_repeated() {
     written_after_its_part_was_done(1).await;
+}
+
+/// A delete with an empty key and a range end was split over the stores before anybody checked it, so its first part
+/// began at the first of all keys: it emptied every store. What stores get whole, they check; what a router splits or
+/// refuses for a reason of its own, it checks first, as etcd does.
+#[tokio::test]
+async fn f55_requests_over_all_stores_that_etcd_refuses_change_nothing() {
+    let world = World::start().await;
+    for i in 0..30 {
+        put(&world.channel, &format!("{PODS}ns/p{i:02}")).await;
+    }
+    let mut kv = KvClient::new(world.channel.clone());
+    let no_key = "etcdserver: key is not provided";
+    for range_end in [&b"\0"[..], b"\xff", b"/registry0"] {
+        let delete = pb::DeleteRangeRequest { range_end: range_end.into(), ..Default::default() };
+        let range = pb::RangeRequest { range_end: range_end.into(), ..Default::default() };
+        assert_eq!(kv.delete_range(delete.clone()).await.unwrap_err().message(), no_key);
+        assert_eq!(kv.range(range.clone()).await.unwrap_err().message(), no_key);
+        assert_eq!(streamed(&mut kv, range.clone()).await, no_key);
+        for request in [Op::RequestDeleteRange(delete), Op::RequestRange(range)] {
+            let once = pb::TxnRequest {
+                success: vec![pb::RequestOp { request: Some(request) }],
+                ..Default::default()
+            };
+            assert_eq!(kv.txn(once.clone()).await.unwrap_err().message(), no_key);
+            let nested = pb::TxnRequest {
+                failure: vec![pb::RequestOp { request: Some(Op::RequestTxn(once)) }],
+                ..Default::default()
+            };
+            assert_eq!(kv.txn(nested).await.unwrap_err().message(), no_key);
+        }
+        let compare = pb::Compare { range_end: range_end.into(), ..Default::default() };
+        let compares = pb::TxnRequest { compare: vec![compare], ..Default::default() };
+        assert_eq!(kv.txn(compares).await.unwrap_err().message(), no_key);
+    }
+    for (sort_order, sort_target) in [(7, 0), (0, 9)] {
+        let sorted = pb::RangeRequest { sort_order, sort_target, ..all() };
+        let text = "etcdserver: invalid sort option";
+        assert_eq!(kv.range(sorted.clone()).await.unwrap_err().message(), text);
+        assert_eq!(streamed(&mut kv, sorted).await, text);
+    }
+    assert_eq!(kv.range(all()).await.unwrap().into_inner().count, 30);
+}
+
+/// The text that a stream of a range is refused with.
+async fn streamed(kv: &mut KvClient<Channel>, request: pb::RangeRequest) -> String {
+    match kv.range_stream(request).await {
+        Err(status) => status.message().to_owned(),
+        Ok(stream) => match stream.into_inner().message().await {
+            Err(status) => status.message().to_owned(),
+            Ok(chunk) => panic!("no refusal, but {chunk:?}"),
+        },
+    }
 }
