@@ -310,8 +310,10 @@ impl Engine {
         }
     }
 
+    /// Deletes the keys of a lease that ended. Returns the revision of that, or the last applied if there are none: it may
+    /// be that of the deletion of the last of them, which is not visible yet.
     fn delete_leased(&mut self, wall: WallMicros, keys: &[Key]) -> Revision {
         let deleted = self.applier(wall, Revision::ZERO).delete_keys(keys);
-        deleted.unwrap_or_else(|| self.current_all())
+        deleted.unwrap_or_else(|| self.space.applied(&self.space.everything()))
     }
 }

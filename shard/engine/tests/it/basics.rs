@@ -221,6 +221,22 @@ fn leases_take_their_keys_along() {
     engine.validate();
 }
 
+/// The answer to a revoke showed what was visible, although the last key of the lease had just been deleted: at that
+/// revision the key was there, with the lease that was said to be gone.
+#[test]
+fn f56_a_revoke_shows_no_revision_at_which_a_key_has_the_lease() {
+    for mut engine in [dense(), hlc()] {
+        let lease = LeaseId(7);
+        engine.lease_grant(MonoMillis(0), lease, 60).expect("free");
+        write(&mut engine, leased("a", Some(lease)));
+        let deleted = header(&engine.apply(NOW, delete("a")).expect("accepted"));
+        let (revoked, _) = engine.lease_revoke(NOW, lease).expect("there");
+        assert!(revoked >= deleted, "{revoked} {deleted}");
+        engine.publish();
+        assert_eq!(revoked, engine.current_all(), "it is visible when the answer is sent");
+    }
+}
+
 #[test]
 fn a_long_read_is_not_disturbed_by_compaction() {
     let mut engine = dense();
