@@ -90,7 +90,7 @@ impl Session {
                 room = to.reserve(), if has_output => {
                     let Ok(room) = room else { return Ok(()) };
                     if self.ready.is_empty() {
-                        self.fill().await?;
+                        self.fill(PULL_BYTES).await?;
                     }
                     if let Some(message) = self.ready.pop_front() {
                         room.send(Ok(message));
@@ -100,9 +100,10 @@ impl Session {
         }
     }
 
-    /// Pulls and encodes what the engine has for this client.
-    async fn fill(&mut self) -> Result<(), KvError> {
-        let items = self.stream.pull(PULL_BYTES).await?;
+    /// Pulls and encodes what the engine has for this client: the answers to its requests, and events of about so many
+    /// bytes.
+    async fn fill(&mut self, bytes: usize) -> Result<(), KvError> {
+        let items = self.stream.pull(bytes).await?;
         self.pull = !items.is_empty();
         let fragment_bytes = self.member.receive_bytes_max();
         for item in &items {
@@ -131,27 +132,29 @@ impl Session {
             Ok(spec) => spec,
             Err(refusal) => {
                 let header = self.member.handle.current().await?;
-                self.refuse(header, None, refusal.reason());
-                return Ok(());
+                return self.refuse(header, None, refusal.reason()).await;
             }
         };
         let id = spec.id;
         match self.stream.create(spec).await? {
-            Ok(_) => {}
+            Ok(_) => Ok(()),
             Err((KvError::Engine(EngineError::DuplicateWatchId), header)) => {
-                self.refuse(header, None, WatchRefusal::DuplicateId.reason());
+                self.refuse(header, None, WatchRefusal::DuplicateId.reason()).await
             }
             // The router creates several watches at once and must know which one to move to another store.
             Err((KvError::Engine(EngineError::NotOwned(refused)), header)) => {
-                self.refuse(header, id, &not_owned(&refused).message());
+                self.refuse(header, id, &not_owned(&refused).message()).await
             }
-            Err((error, header)) => self.refuse(header, None, &error.to_string()),
+            Err((error, header)) => self.refuse(header, None, &error.to_string()).await,
         }
-        Ok(())
     }
 
-    fn refuse(&mut self, header: Revision, id: Option<WatchId>, reason: &str) {
+    /// Refuses a create, behind what earlier requests of the client are answered. A client takes answers to its creates in
+    /// their order.
+    async fn refuse(&mut self, header: Revision, id: Option<WatchId>, reason: &str) -> Result<(), KvError> {
+        self.fill(0).await?;
         self.ready.push_back(encode::watch_refused(&self.member.ids, header, id, reason));
+        Ok(())
     }
 }
 

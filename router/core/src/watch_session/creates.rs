@@ -100,11 +100,13 @@ impl<O: Outside> Session<O> {
         Ok(Place { placed, spread, client_id, generation: routes.generation() })
     }
 
-    /// Ends the watch with this id if the client has cancelled it: as in etcd, its id may be used again at once. What
-    /// its store still sends of it is ignored.
+    /// Frees the id of a watch that the client has cancelled: as in etcd, it may be used again at once. What its store
+    /// still sends of the watch is ignored. One that is not announced yet is so first, and ends then.
     fn free_id(&mut self, client_id: i64) {
         let Some(uid) = self.by_client.get(&client_id).copied() else { return };
-        if !self.watches.get(&uid).is_some_and(|watch| watch.cancel && watch.announced) {
+        let Some(watch) = self.watches.get(&uid).filter(|watch| watch.cancel) else { return };
+        if !watch.announced {
+            self.by_client.remove(&client_id);
             return;
         }
         if self.held.iter().any(|(held, _)| *held == uid) {

@@ -158,11 +158,11 @@ impl<O: Outside> Session<O> {
             return;
         }
         watch.announced = true;
-        let (cancel, upstream_id) = (watch.cancel, watch.upstream_id(uid));
+        let cancel = watch.cancel;
         self.say(message::for_client(bytes.clone(), self.ids, client_id));
         self.settle(uid);
         if cancel {
-            self.send(store, message::cancel(upstream_id));
+            self.cancel(uid);
         }
         self.watches_changed();
         self.advance_creates();

@@ -192,7 +192,7 @@ impl<O: Outside> Session<O> {
         self.give_turn(uid);
         let compacted = self.outside.compacted().get();
         if cancel {
-            self.on_cancel(client_id);
+            self.cancel(uid);
         } else if (1..compacted).contains(&start) {
             self.cancel_compacted(uid, Revision(compacted));
         } else {

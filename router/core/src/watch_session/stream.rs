@@ -116,15 +116,22 @@ impl<O: Outside> Session<O> {
         let Some(uid) = self.by_client.get(&client_id).copied() else { return };
         let Some(watch) = self.watches.get_mut(&uid) else { return };
         watch.cancel = true;
-        if !watch.announced {
-            return;
+        if watch.announced {
+            self.cancel(uid);
         }
+    }
+
+    /// Ends a watch that the client has cancelled and knows of.
+    pub(super) fn cancel(&mut self, uid: i64) {
+        let Some(watch) = self.watches.get(&uid) else { return };
+        // Nothing of it may come behind `created` of another with its id.
+        let is_taken = self.by_client.get(&watch.client_id) != Some(&uid);
         let (live, upstream_id) = (watch.live, watch.upstream_id(uid));
         let sent = match watch.origin {
             Origin::Store(store) => self.send(store, message::cancel(upstream_id)),
             Origin::Feed(_) => false,
         };
-        if sent && live {
+        if sent && live && !is_taken {
             // The store's answer ends the watch, after the events that are already under way.
             return;
         }
@@ -152,7 +159,9 @@ impl<O: Outside> Session<O> {
     /// Removes a watch; removing the last watch of a store or feed also closes its upstream stream or leaves the feed.
     pub(super) fn remove(&mut self, uid: i64) {
         let Some(watch) = self.watches.remove(&uid) else { return };
-        self.by_client.remove(&watch.client_id);
+        if self.by_client.get(&watch.client_id) == Some(&uid) {
+            self.by_client.remove(&watch.client_id);
+        }
         self.outside.ended(uid);
         self.periodic.remove(&uid);
         self.leave(uid, watch.origin);

@@ -20,9 +20,9 @@ struct Pull {
 }
 
 impl Pull {
-    /// Whether a limit is reached; one revision is sent however large it is.
+    /// Whether a limit is reached; one revision is sent however large it is, unless no events are wanted.
     fn is_over(&self) -> bool {
-        self.scan == 0 || (self.bytes > 0 && self.bytes >= self.max_bytes)
+        self.scan == 0 || (self.bytes >= self.max_bytes && (self.bytes > 0 || self.max_bytes == 0))
     }
 }
 

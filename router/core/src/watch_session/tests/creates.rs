@@ -206,6 +206,42 @@ fn a_watch_that_is_cancelled_while_it_is_being_created_is_created_first() {
     assert_eq!((client.session.watches(), client.outside().watchers), (0, 0));
 }
 
+/// A create, its cancel and another create with the same id, sent together: the second create was refused as a duplicate,
+/// and the client was left without a watch.
+#[test]
+fn f58_an_id_is_free_although_its_watch_is_cancelled_before_it_is_created() {
+    // On one feed.
+    let mut client = Client::new();
+    client.create(configmaps().id(1));
+    client.cancel(1);
+    client.create(configmaps().id(1));
+    assert_eq!(client.hears(), NONE);
+    client.present(1, 20);
+    client.present(2, 20);
+    assert_eq!(client.hears(), ["1 @20 created", "1 @20 canceled", "1 @20 created"]);
+    client.feed(0).puts(&[("a", 21)]);
+    assert_eq!(client.hears(), ["1 @21: put a 21"]);
+    client.cancel(1);
+    assert_eq!(client.hears(), ["1 @21 canceled"]);
+
+    // At one store, which answers the first cancel behind the second create.
+    let mut client = Client::new();
+    client.create(single("pods/a").id(1));
+    client.cancel(1);
+    client.create(single("pods/b").id(1));
+    client.says(A, created(1, 20));
+    assert_eq!(client.hears(), ["1 @20 created", "1 @20 canceled"]);
+    client.says(A, created(2, 21));
+    client.says(A, events(1, 22, &[put("a", 22)]));
+    client.says(A, canceled(1, 22));
+    client.says(A, events(2, 23, &[put("b", 23)]));
+    assert_eq!(client.hears(), ["1 @21 created", "1 @23: put b 23 after 1"]);
+    client.cancel(1);
+    client.says(A, canceled(2, 24));
+    assert_eq!(client.hears(), ["1 @24 canceled"]);
+    assert_eq!((client.session.watches(), client.outside().watchers), (0, 0));
+}
+
 #[test]
 fn a_cancel_at_a_store_is_answered_behind_the_events_under_way() {
     let mut client = Client::new();
