@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::header::CONTENT_TYPE;
+use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming as RequestBody;
 use hyper::server::conn::http1;
@@ -231,6 +232,9 @@ impl<S: Services> own::Others for Bridge<S> {
         request.extensions_mut().insert(self.info.clone());
         let unread = self.unread.clone();
         if is_call(&request) {
+            if let Some(refused) = not_by_content(&request) {
+                return Box::pin(std::future::ready(Ok(AnswerBody::tonic(refused, &unread))));
+            }
             Box::pin(by_services(self.services.clone(), request, unread))
         } else {
             Box::pin(by_services(Web(self.web.clone()), request, unread))
@@ -251,6 +255,20 @@ fn is_call<B>(request: &Request<B>) -> bool {
     let service = request.uri().path().split('/').nth(1);
     content.is_some_and(|content| content.contains("application/grpc"))
         || service.is_some_and(|service| service.contains('.'))
+}
+
+/// The refusal of a call whose content is not gRPC's, as grpc-go has it. A web page can make a browser send a POST of any
+/// other content (`text/plain`) with its user's certificate, without asking first; `application/grpc` it cannot.
+fn not_by_content<B>(request: &Request<B>) -> Option<Response<Body>> {
+    let content = request.headers().get(CONTENT_TYPE).map_or(&b""[..], |content| content.as_bytes());
+    if matches!(content.strip_prefix(b"application/grpc"), Some(b"" | [b'+' | b';', ..])) {
+        return None;
+    }
+    let content = content.escape_ascii();
+    let refused = Status::invalid_argument(format!("invalid gRPC request content-type \"{content}\""));
+    let mut answer = refused.into_http();
+    *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    Some(answer)
 }
 
 /// A request of HTTP/1 that is not answered.

@@ -325,7 +325,7 @@ impl Refused {
 }
 
 /// HTTP/2 has what is asked for in the address of a request. The checks look for it where HTTP/1 has it.
-fn name_host<B>(request: &mut axum::http::Request<B>) {
+pub(super) fn name_host<B>(request: &mut axum::http::Request<B>) {
     let authority = request.uri().authority().filter(|_| !request.headers().contains_key(header::HOST));
     let host = authority.and_then(|authority| header::HeaderValue::from_str(authority.as_str()).ok());
     if let Some(host) = host {

@@ -16,7 +16,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::{Request, Response};
 use hyper::body::Body as _;
 use kindred_http2::{
-    ErrorCode, Event, Limits, Method, Path, RequestHead, RouteId, Routes, StreamId, Trailers,
+    ContentType, ErrorCode, Event, Limits, Method, Path, RequestHead, RouteId, Routes, StreamId, Trailers,
 };
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFuture;
@@ -313,7 +313,12 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
     fn begin(&mut self, stream: StreamId, head: RequestHead, end: bool) {
         tracing::trace!(stream = stream.number(), path = ?head.path, "a request begins");
         let method = match head.path {
-            Path::Known(id) if head.method == Method::Post && head.encoding.is_none() => {
+            // What is no gRPC by its content is refused with the others: a web page may send it.
+            Path::Known(id)
+                if head.method == Method::Post
+                    && head.encoding.is_none()
+                    && head.content_type == ContentType::Grpc =>
+            {
                 self.calls.method(self.paths.get(id))
             }
             _ => None,

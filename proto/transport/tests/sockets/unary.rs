@@ -203,6 +203,28 @@ fn framed(message: &[u8]) -> Bytes {
     bytes.into()
 }
 
+/// A web page makes a browser that has its user's certificate send a POST of `text/plain` over HTTP/2, without asking the
+/// server first. It was carried out as the call of gRPC that its path names.
+#[tokio::test]
+async fn f81_a_post_that_a_page_can_send_is_no_call() {
+    let (endpoint, _drain) = start(Echo::default(), Echo::default()).await;
+    // The first is answered without tonic.
+    for path in ["/etcdserverpb.KV/Put", "/etcdserverpb.KV/Range", "/nobody.Has/This"] {
+        for content in ["", "text/plain", "text/plain;application/grpc", "application/grpcx"] {
+            let headers = [("content-type", content)];
+            let headers = if content.is_empty() { &[][..] } else { &headers };
+            let seen = ask(&endpoint, ("POST", path, headers), vec![framed(b"hello")]).await;
+            assert_eq!((seen.status, &seen.body[..]), (415, &b""[..]), "{path} {content:?}");
+            assert_eq!(seen.headers["grpc-status"], "3", "{path} {content:?}");
+        }
+        for content in ["application/grpc", "application/grpc+proto", "application/grpc;charset=utf-8"] {
+            let headers = [("content-type", content)];
+            let seen = ask(&endpoint, ("POST", path, &headers), vec![framed(b"hello")]).await;
+            assert_eq!(seen.status, 200, "{path} {content:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn every_call_is_answered_as_tonic_answers_it() {
     let (ours, _drain_ours) = start(Echo::default(), Echo::default()).await;

@@ -23,6 +23,7 @@ async fn start() -> (Endpoint, Drain) {
         "here"
     };
     let web = axum::Router::new().route("/page", get(page)).route("/echo", post(async |body: String| body));
+    let web = kindred_transport::admin::for_clients(web);
     let served = server::Served { calls: (), services: Routes::default(), web };
     drain.spawn(server::serve(
         listener.incoming(&drain),
@@ -67,6 +68,22 @@ async fn http_1_and_2_get_the_same_pages() {
     call.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
     let refused = client.send_request(call).await.unwrap();
     assert_eq!(refused.headers()["grpc-status"], "12");
+    drain.kill();
+}
+
+/// A name with a dot may be anybody's for this machine, also where HTTP/2 says it.
+#[tokio::test]
+async fn f81_a_name_is_looked_at_over_http_2_too() {
+    let (endpoint, drain) = start().await;
+    let stream = TokioIo::new(connect(&endpoint).await);
+    let (mut client, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    for (host, status) in [("evil.example:2379", 403), ("127.0.0.1:2379", 200), ("localhost", 200)] {
+        let request =
+            http::Request::post(format!("http://{host}/echo")).body(Full::<bytes::Bytes>::default());
+        assert_eq!(client.send_request(request.unwrap()).await.unwrap().status().as_u16(), status, "{host}");
+    }
     drain.kill();
 }
 
