@@ -9,8 +9,12 @@ use std::{
 use anyhow::{Context, ensure};
 use kindred_tests::{
     ports::Port,
-    scenario::{self, report},
+    scenario::{self, report, wait_for},
     servers::{Etcd, Shard, Up},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
 };
 
 use crate::compatibility::{
@@ -42,6 +46,7 @@ const REQUESTS: &[Request] = &[
     ),
     ("/v3/kv/range", r#"{"key":"AA==","range_end":"AA==","serializable":true}"#, 0),
     ("/v3/kv/range", r#"{"key":"bm90aGluZw=="}"#, 0),
+    ("/v3beta/kv/range", r#"{"key":"Zm9v"}"#, 0),
     ("/v3/kv/range", r#"{"key":"Zm9v","unknown":{"a":[1]}}"#, 0),
     ("/v3/kv/range", r#"{"key":"Zm9v","limit":null}"#, 0),
     ("/v3/kv/range", "", 0),
@@ -123,6 +128,36 @@ const REQUESTS: &[Request] = &[
 #[test]
 fn the_json_gateway_answers_as_etcds() {
     scenario::run("gateway", Duration::from_secs(60), |dir| async move { compare(&dir).await });
+}
+
+/// A client that sends its requests chunked, and closes the connection without their end, left its watch and stream at the
+/// router for as long as that ran.
+#[test]
+fn f62_a_watch_of_the_gateway_ends_with_its_client() {
+    scenario::run("gateway_left", Duration::from_secs(60), |dir| async move {
+        let up = Up::start(&dir, "up", &[]).await?;
+        for _ in 0..3 {
+            let mut client = TcpStream::connect(&up.address).await?;
+            let create = r#"{"create_request":{"key":"YWJjZGVm"}}"#;
+            let request = format!(
+                "POST /v3/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{create}\r\n",
+                create.len()
+            );
+            client.write_all(request.as_bytes()).await?;
+            let mut answer = BufReader::new(client).lines();
+            while !answer.next_line().await?.context("the connection ended")?.contains("created") {}
+        }
+        wait_for("the watches to end", Duration::from_secs(20), async || {
+            let metrics = ask(&up.address, "GET", "/metrics", "", usize::MAX).await?.body;
+            let of = |name: &str| {
+                metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
+            };
+            let left = of("etcd_debugging_mvcc_watch_stream_total").context("streams")?
+                + of("etcd_debugging_mvcc_watcher_total").context("watchers")?;
+            Ok((left == 0.0).then_some(()))
+        })
+        .await
+    });
 }
 
 async fn compare(dir: &Path) -> anyhow::Result<()> {

@@ -38,6 +38,11 @@ fn described(status: &Status) -> Value {
     json!({ "code": status.code() as i32, "message": status.message() })
 }
 
+/// The last line of a stream that failed.
+fn error_line(status: &Status) -> String {
+    format!("{{\"error\":{}}}\n", described(status))
+}
+
 fn with(status: StatusCode, body: HttpBody) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
@@ -67,12 +72,15 @@ pub async fn one(answer: http::Response<Body>, of: MessageDescriptor) -> Respons
     }
 }
 
-/// The answer of a call with a stream of messages, each in a line. If the first is a refusal, so is the answer.
+/// The answer of a call with a stream of messages, each in a line. If the first is a refusal, so is the answer, which is
+/// a line too (grpc-gateway, `runtime/handler.go`, `handleForwardResponseStreamError`).
 pub async fn many(answer: http::Response<Body>, of: MessageDescriptor) -> Response {
     let mut frames = Frames::of(answer);
     let first = match frames.next().await {
         Ok(first) => first,
-        Err(status) => return refused(&status),
+        Err(status) => {
+            return with(http_status(status.code()), error_line(&status).into());
+        }
     };
     let is_over = first.is_none();
     let lines = stream::unfold(Lines { frames, of, first, is_over }, |mut lines| async move {
@@ -107,6 +115,6 @@ impl Lines {
         };
         let line = text.map(|text| format!("{{\"result\":{text}}}\n"));
         self.is_over = line.is_err();
-        Some(line.unwrap_or_else(|status| format!("{{\"error\":{}}}\n", described(&status))).into())
+        Some(line.unwrap_or_else(|status| error_line(&status)).into())
     }
 }

@@ -23,6 +23,7 @@ use kindred_transport::server::Services;
 use prost_reflect::{DescriptorPool, MessageDescriptor, MethodDescriptor};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
 use tower::ServiceExt as _;
@@ -33,6 +34,9 @@ pub mod json;
 pub mod methods;
 
 use methods::{METHODS, Method, Streams};
+
+/// The beginnings of paths. Clients of etcd 3.3 use the second, which etcd still serves.
+const VERSIONS: [&str; 2] = ["v3", "v3beta"];
 
 /// A method with the descriptors of its messages. The services refuse a method whose messages are not known, whatever
 /// they are.
@@ -51,7 +55,10 @@ struct Bound<S> {
 /// Never: the descriptors are part of the program.
 pub fn routes<S: Services>(services: &S, bytes_max: usize) -> axum::Router {
     let pool = DescriptorPool::decode(kindred_proto::DESCRIPTORS).expect("the descriptors are generated");
-    let mut routes = axum::Router::new().route("/v3/{*path}", any(nowhere));
+    let mut routes = axum::Router::new();
+    for version in VERSIONS {
+        routes = routes.route(&format!("/{version}/{{*path}}"), any(nowhere));
+    }
     for method in METHODS {
         let of = pool.services().find(|service| service.full_name() == method.service);
         let of = of.and_then(|service| service.methods().find(|of| of.name() == method.name));
@@ -60,8 +67,8 @@ pub fn routes<S: Services>(services: &S, bytes_max: usize) -> axum::Router {
         let output = of.as_ref().map(MethodDescriptor::output).or_else(answer);
         let input = of.map(|of| of.input());
         let bound = Bound { services: services.clone(), method, input, output, bytes_max };
-        for path in method.paths {
-            routes = routes.route(path, post(call::<S>).fallback(not_allowed).with_state(bound.clone()));
+        for path in method.paths.iter().flat_map(|path| VERSIONS.map(|version| format!("/{version}{path}"))) {
+            routes = routes.route(&path, post(call::<S>).fallback(not_allowed).with_state(bound.clone()));
         }
     }
     routes
@@ -91,15 +98,17 @@ async fn call<S: Services>(State(bound): State<Bound<S>>, request: Request<HttpB
             bound.answer(callers, Body::new(Full::new(frame))).await
         }
         Streams::Both => {
-            let (says, said) = mpsc::channel(1);
+            let ((says, said), gone) = (mpsc::channel(1), CancellationToken::new());
             let (first, rest) = match bound.first(body).await {
                 Ok(first) => first,
                 Err(status) => return answer::refused(&status),
             };
-            tokio::spawn(bound.clone().reads(first, rest, says));
+            tokio::spawn(bound.clone().reads(first, rest, says, gone.clone()));
             let frames =
                 ReceiverStream::new(said).map(|frame| Ok::<_, Status>(http_body::Frame::data(frame)));
-            bound.answer(callers, Body::new(StreamBody::new(frames))).await
+            let answer = bound.answer(callers, Body::new(StreamBody::new(frames))).await;
+            answer
+                .map(|body| HttpBody::from_stream(body.into_data_stream().take_until(gone.cancelled_owned())))
         }
     }
 }
@@ -155,8 +164,15 @@ impl<S: Services> Bound<S> {
         Ok((first, values))
     }
 
-    /// Sends the messages of a stream to the method. A watch goes on after the last one, as etcd's does.
-    async fn reads(self, first: Option<Bytes>, mut rest: json::Values, says: mpsc::Sender<Bytes>) {
+    /// Sends the messages of a stream to the method. A watch goes on after the last one, as etcd's does. A body that
+    /// breaks off is of a client that is gone: nobody reads the answer, which ends then.
+    async fn reads(
+        self,
+        first: Option<Bytes>,
+        mut rest: json::Values,
+        says: mpsc::Sender<Bytes>,
+        gone: CancellationToken,
+    ) {
         let mut next = first;
         while let Some(message) = next.take() {
             let Some(frame) = framed(&message) else { break };
@@ -169,7 +185,9 @@ impl<S: Services> Bound<S> {
                 None => None,
             };
         }
-        if self.method.stays {
+        if rest.broke_off() {
+            gone.cancel();
+        } else if self.method.stays {
             says.closed().await;
         }
     }
