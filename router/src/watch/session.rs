@@ -33,12 +33,8 @@ pub async fn serve<S>(
     path.metrics.streams.increment(1.0);
     let (inbound, mut upstream) = mpsc::channel(INBOUND_MAX);
     let ids = path.ids;
-    let mut session = Session::new(
-        Around::new(path.clone(), credentials, client, inbound),
-        ids,
-        path.sessions,
-        now(),
-    );
+    let mut session =
+        Session::new(Around::new(path.clone(), credentials, client, inbound), ids, path.sessions, now());
     let ended = run(&path, &mut session, &mut requests, &mut upstream, &to).await;
     path.metrics.streams.decrement(1.0);
     path.metrics.watchers.decrement(session.watches() as f64);
