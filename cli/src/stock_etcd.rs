@@ -17,6 +17,8 @@ use tonic::{Request, Status, transport::Channel};
 
 pub mod judge;
 
+/// The number of keys that are named.
+const NAMED: usize = 5;
 /// The time limit of each request.
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -40,6 +42,8 @@ pub struct Look {
     pub kinds: Vec<(String, u64)>,
     /// The keys that belong to no Kind.
     pub others: u64,
+    /// Its first keys, at most [`NAMED`].
+    pub first: Vec<Bytes>,
     pub leases: u64,
     /// The value of the key in which kindred keeps what it has moved.
     pub fence: Option<Bytes>,
@@ -109,6 +113,7 @@ impl StockEtcd {
         look.revision = fence.header.map_or(0, |header| header.revision);
         look.fence = fence.kvs.into_iter().next().map(|kv| kv.value);
         self.count_kinds(&KindScheme::new(etcd_prefix), &mut look).await?;
+        look.first = self.first().await?;
         let leases = LeaseClient::new(self.any.clone()).max_decoding_message_size(usize::MAX);
         let leases = leases.clone().lease_leases(timed(pb::LeaseLeasesRequest {})).await?;
         look.leases = leases.into_inner().leases.len() as u64;
@@ -142,6 +147,14 @@ impl StockEtcd {
         let of_kinds = look.kinds.iter().map(|(_, keys)| keys).sum::<u64>();
         look.others = all.saturating_sub(of_kinds + fences);
         Ok(())
+    }
+
+    async fn first(&self) -> Result<Vec<Bytes>, Status> {
+        let (key, range_end) = KeyRange::everything().to_wire();
+        let limit = NAMED as i64 + 1;
+        let first = pb::RangeRequest { key, range_end, limit, keys_only: true, ..Default::default() };
+        let keys = self.range(first).await?.kvs.into_iter().map(|kv| kv.key);
+        Ok(keys.filter(|key| key != FENCE_KEY).take(NAMED).collect())
     }
 
     async fn count(&self, range: &KeyRange) -> Result<u64, Status> {

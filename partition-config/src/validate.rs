@@ -139,7 +139,6 @@ pub(crate) fn place(
         kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, input.scheme, errors)).collect();
     for (kind, ranges) in &kinds {
         placement::joins_no_etcd(kind, ranges, input.stores, input.scheme, errors);
-        placement::asks_no_etcd(ranges, input.stores, errors);
     }
     let (Some(default), true) = (default, errors.is_empty()) else { return None };
     let partitions = kinds.into_iter().flat_map(|(kind, ranges)| partitions_of(&kind, &ranges)).collect();

@@ -36,7 +36,8 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
         args.to.iter().map(|url| url.trim().trim_end_matches('/').to_owned()).collect();
     let groups = client.get("/api/v1/servicegroups", Form::Objects).await?;
     let known = known(&groups, &urls);
-    check(args, known.is_some()).await?;
+    let is_new = known.is_none();
+    check(args, !is_new).await?;
     let home = match known {
         Some(name) => name,
         None => {
@@ -80,6 +81,9 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
         moved += 1;
     }
     if args.rehearse {
+        if is_new {
+            client.change(Method::DELETE, &format!("/api/v1/servicegroups/{home}"), None).await?;
+        }
         return output::print(&format!(
             "rehearsed: {} copied, compared and given up; everything is where it was\n",
             counted(moved, "part")
@@ -155,7 +159,7 @@ async fn check(args: &Begin, has_begun: bool) -> Result<(), Failure> {
         |error: &dyn std::fmt::Display| Failure::Refused(format!("--to {}: {error}", args.to.join(",")));
     let etcd = StockEtcd::new("--to", &args.to, &args.etcd_tls).map_err(|error| refused(&error))?;
     let look = etcd.look("/registry").await.map_err(|status| refused(&stock_etcd::said(&status)))?;
-    let mut findings = judge::to_leave(&look, judge::revision_at(SystemTime::now()));
+    let mut findings = judge::to_leave(&look, judge::revision_at(SystemTime::now()), args.delete_its_keys);
     if has_begun {
         // Keys that have moved there are welcome.
         findings.retain(|finding| finding.of != "keys");

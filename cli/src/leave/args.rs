@@ -30,6 +30,9 @@ pub struct Begin {
     /// Do everything but the switches: copy each Kind, follow its changes, compare both sides, and give the move up.
     #[arg(long)]
     pub rehearse: bool,
+    /// Take an etcd that has keys, and delete them when the Kinds that they lie in move to it.
+    #[arg(long)]
+    pub delete_its_keys: bool,
     /// How long to wait for each move, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub timeout: Option<Duration>,

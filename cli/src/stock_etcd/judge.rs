@@ -102,9 +102,10 @@ pub fn to_adopt(look: &Look, now: SystemTime) -> Vec<Finding> {
     report.0
 }
 
-/// Judges an etcd to which a cluster goes, whose shards show this revision.
+/// Judges an etcd to which a cluster goes, whose shards show this revision. Its keys may be deleted only if somebody said
+/// so: nobody knows whose they are.
 #[must_use]
-pub fn to_leave(look: &Look, shown: i64) -> Vec<Finding> {
+pub fn to_leave(look: &Look, shown: i64, may_delete: bool) -> Vec<Finding> {
     let mut report = Report::default();
     if !health(look, &mut report) {
         return report.0;
@@ -132,11 +133,22 @@ pub fn to_leave(look: &Look, shown: i64) -> Vec<Finding> {
     }
     match look.keys() {
         0 => report.add("keys", Verdict::Good, "none yet"),
-        keys => report.add(
-            "keys",
-            Verdict::Note,
-            format!("{}: what Kinds have there is deleted when they move to it", counted(keys, "key")),
-        ),
+        keys if may_delete => {
+            let text =
+                format!("{}: what Kinds have there is deleted when they move to it", counted(keys, "key"));
+            report.add("keys", Verdict::Note, text);
+        }
+        keys => {
+            let named: Vec<_> = look.first.iter().map(|key| format!("\"{}\"", key.escape_ascii())).collect();
+            let more = if keys > named.len() as u64 { " and others" } else { "" };
+            let text = format!(
+                "{} of somebody else, {}{more}: they would be deleted when Kinds move there; take an etcd without keys, or \
+                 say --delete-its-keys",
+                counted(keys, "key"),
+                named.join(", ")
+            );
+            report.add("keys", Verdict::Refused, text);
+        }
     }
     report.0
 }
@@ -300,16 +312,34 @@ mod tests {
     fn which_etcds_take_a_cluster_back() {
         let shown_by_shards = 1_800_000_000_000_000 << SLOT_BITS;
         let mut prepared = look(vec![Ok(member("3.7.3"))]);
-        assert_eq!(refused(&to_leave(&prepared, shown_by_shards)), ["revision"]);
+        assert_eq!(refused(&to_leave(&prepared, shown_by_shards, true)), ["revision"]);
         prepared.revision = shown_by_shards + (7_200_000_000 << SLOT_BITS);
-        let findings = to_leave(&prepared, shown_by_shards);
+        let findings = to_leave(&prepared, shown_by_shards, true);
         assert!(may_go_on(&findings) && shown(&findings).contains("for 2 hours"), "{}", shown(&findings));
         prepared.revision = shown_by_shards + (60_000_000 << SLOT_BITS);
         assert_eq!(
-            refused(&to_leave(&prepared, shown_by_shards)),
+            refused(&to_leave(&prepared, shown_by_shards, true)),
             ["revision"],
             "it would be overtaken soon"
         );
+    }
+
+    /// The etcd's own keys were deleted, with no more than a note of how many there were.
+    #[test]
+    fn f86_keys_of_somebody_else_are_deleted_only_if_somebody_says_so() {
+        let mut taken = look(vec![Ok(member("3.7.3"))]);
+        taken.revision = i64::MAX;
+        taken.first = vec![b"/other/app"[..].into(), b"/registry/pods/old/p\xff"[..].into()];
+        let findings = to_leave(&taken, 1, false);
+        assert_eq!(refused(&findings), ["keys"]);
+        let text = shown(&findings);
+        assert!(
+            text.contains(r#"4 keys of somebody else, "/other/app", "/registry/pods/old/p\xff" and others"#),
+            "{text}"
+        );
+        assert!(may_go_on(&to_leave(&taken, 1, true)));
+        (taken.kinds, taken.others) = (Vec::new(), 0);
+        assert!(may_go_on(&to_leave(&taken, 1, false)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::{
     key::KeyRange,
     kind::{KindPrefix, KindScheme},
     map::{PartitionMap, Placement},
-    model::{DataPartitionConfig, Durability, RingConfig, StoreConfig, StoreType},
+    model::{DataPartitionConfig, RingConfig, StoreConfig, StoreType},
     ring::{
         BUCKETS, BucketTable,
         fill::{self, Member},
@@ -100,21 +100,6 @@ fn table_in_use(map: &PartitionMap, (kind, start, end): &KindRange) -> Option<Bu
         let first = map.overlapping(span).next()?.placement.single()?;
         Some(BucketTable::new([first; BUCKETS]))
     })
-}
-
-/// Refuses any durability but fsync on a stock etcd, which always writes to disk before it acknowledges.
-pub(super) fn asks_no_etcd(ranges: &[Range<'_>], stores: &[StoreConfig], errors: &mut FieldErrors) {
-    for range in ranges {
-        let Some(mode) = range.durability else { continue };
-        let store = range.placement.single().and_then(|store| stores.get(usize::from(store.0)));
-        if let Some(store) = store.filter(|store| store.store_type == StoreType::Etcd)
-            && mode != Durability::Fsync
-        {
-            let message =
-                format!("store {:?} is a stock etcd, which writes with fsync, not {mode}", store.name.0);
-            errors.add(format!("{}.durability", range.path), message, "leave it out");
-        }
-    }
 }
 
 /// Refuses a stock etcd in a ring or beside another store of the same Kind.
