@@ -14,8 +14,11 @@ use kindred_partition_config::ids::{LeaseId, Slot};
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::model::StoreType;
 use kindred_partition_config::state::ClusterState;
+use kindred_proto::mvccpb::KeyValue;
+use kindred_router_core::fence::FenceDoc;
 use kindred_shard::importing::{self, Contents, Lease, Store};
 use kindred_transport::logging::{Format, Process};
+use kindred_wire::fence::FENCE_KEY;
 
 use crate::admin::output::{self, Table, bytes, count, counted};
 use crate::up;
@@ -34,7 +37,12 @@ pub fn run(args: &ImportArgs) -> anyhow::Result<()> {
     }
     let shown = args.file.display();
     let file = File::open(&args.file).with_context(|| shown.to_string())?;
-    let found = etcd::read(file).with_context(|| shown.to_string())?;
+    let mut found = etcd::read(file).with_context(|| shown.to_string())?;
+    take_fence(&mut found.keys).with_context(|| shown.to_string())?;
+    if found.users + found.roles > 0 {
+        let (users, roles) = (counted(found.users, "user"), counted(found.roles, "role"));
+        tracing::warn!("{users} and {roles} are not taken over; they are not in use in the snapshot");
+    }
     let revision = found.revision;
     let parts = divide(&state, found).with_context(|| shown.to_string())?;
     let unfinished = PathBuf::from(format!("{}.unfinished", folder.display()));
@@ -77,6 +85,29 @@ async fn make(folder: &Path, state: &ClusterState, parts: BTreeMap<String, Part>
     Ok(())
 }
 
+/// Takes out the key in which a kindred keeps which Kinds it has moved away from an etcd.
+///
+/// # Errors
+/// When some are away: what the snapshot has of them is old.
+fn take_fence(keys: &mut Vec<KeyValue>) -> anyhow::Result<()> {
+    let Some(at) = keys.iter().position(|kv| kv.key == FENCE_KEY) else { return Ok(()) };
+    let doc = FenceDoc::read(&keys[at].value)
+        .context("the key \"\\x00\" of the snapshot is not kindred's: it cannot be imported")?;
+    if !doc.is_open() {
+        let moved = doc.moved();
+        let from: Vec<_> =
+            moved.iter().map(|range| format!("\"{}\"", range.start().escape_ascii())).collect();
+        bail!(
+            "a kindred has moved {} of its key ranges, from {}: what the snapshot has there is old. Import a snapshot that \
+             was taken at a router of that kindred",
+            moved.len(),
+            from.join(", ")
+        );
+    }
+    keys.swap_remove(at);
+    Ok(())
+}
+
 /// The keys and leases of one store.
 struct Part {
     slot: Slot,
@@ -85,7 +116,7 @@ struct Part {
 
 /// Divides a snapshot among the shards of the first state.
 fn divide(state: &ClusterState, found: etcd::Contents) -> anyhow::Result<BTreeMap<String, Part>> {
-    let etcd::Contents { revision, keys, leases } = found;
+    let etcd::Contents { revision, keys, leases, .. } = found;
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     let mut slots: BTreeMap<StoreIdx, (String, Slot)> = BTreeMap::new();
     for (at, store) in state.stores.iter().enumerate() {
@@ -142,4 +173,41 @@ fn divide(state: &ClusterState, found: etcd::Contents) -> anyhow::Result<BTreeMa
         }
     }
     Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use kindred_partition_config::ids::{Epoch, MoveId, Revision, Term};
+    use kindred_partition_config::key::{Key, KeyRange};
+    use kindred_partition_config::transfers::Transfer;
+    use kindred_partition_config::unit::Unit;
+    use kindred_router_core::fence::FencedUnit;
+
+    use super::*;
+
+    /// A snapshot of an etcd that had given Kinds away brought their old objects back, and the fence's key with them.
+    #[test]
+    fn f89_a_snapshot_without_what_was_moved_away_is_not_imported() {
+        let kv = |key: &[u8], value: Vec<u8>| KeyValue {
+            key: key.to_vec().into(),
+            value: value.into(),
+            ..KeyValue::default()
+        };
+        let range = KeyRange::prefix(Key::from("/registry/pods/"));
+        let transfer =
+            Transfer { unit: Unit::of_range(range), from: StoreIdx(0), to: StoreIdx(1), kind: None };
+        let by = FencedUnit { id: MoveId(1), term: Term(1), transfer };
+        let mut doc = FenceDoc::default();
+        let with =
+            |doc: &FenceDoc| vec![kv(FENCE_KEY, doc.to_json()), kv(b"/registry/pods/a/b", b"old".to_vec())];
+        let mut keys = with(&doc);
+        take_fence(&mut keys).unwrap();
+        assert_eq!(keys.len(), 1, "an open fence is left out");
+        doc.track(&by).unwrap();
+        doc.freeze(&by, Revision(7)).unwrap();
+        doc.release(&by, Epoch(2)).unwrap();
+        let refused = take_fence(&mut with(&doc)).unwrap_err().to_string();
+        assert!(refused.contains(r#"1 of its key ranges, from "/registry/pods/""#), "{refused}");
+        assert!(take_fence(&mut vec![kv(FENCE_KEY, b"mine".to_vec())]).is_err());
+    }
 }

@@ -173,6 +173,9 @@ pub struct Contents {
     /// The keys, in no order.
     pub keys: Vec<KeyValue>,
     pub leases: Vec<Lease>,
+    /// The number of its users and roles, which are not in use.
+    pub users: u64,
+    pub roles: u64,
 }
 
 /// Reads a snapshot, or the database of an etcd that does not run. The whole content is in memory then.
@@ -222,6 +225,12 @@ pub fn read(mut file: File) -> Result<Contents, ReadError> {
         }
         Ok::<(), ReadError>(())
     })?;
+    for (bucket, number) in [("authUsers", &mut contents.users), ("authRoles", &mut contents.roles)] {
+        bolt.each(bucket, |_, _| {
+            *number += 1;
+            Ok::<(), ReadError>(())
+        })?;
+    }
     let mut is_guarded = false;
     bolt.each("auth", |key, value| {
         is_guarded |= key == b"authEnabled" && value == [1];
