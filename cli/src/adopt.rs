@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use kindred_partition_config::ids::StoreName;
 use kindred_partition_config::model::{KindredConfig, StoreConfig, StoreType, UpConfig};
 use kindred_partition_config::parse;
+use kindred_transport::private;
 
 use crate::admin::output;
 use crate::stock_etcd::{self, StockEtcd, judge};
@@ -52,7 +53,7 @@ pub fn run(mut args: Begin) -> anyhow::Result<()> {
     }
     up::take_folder(&args.up.data_dir)?;
     let file = args.up.data_dir.join(CONFIG);
-    std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    private::write(&file, text.as_bytes()).with_context(|| file.display().to_string())?;
     args.up.config = Some(file);
     up::run(args.up)
 }

@@ -16,6 +16,9 @@ use super::{context::Address, failure::Failure};
 
 /// The deadline of a request. The router itself waits for its meta store and its stores, a few seconds each.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// The same for a change: a router has 45 s for a failover by force (`router/src/standbys/failover.rs`), the longest of
+/// them, and its answer says what became of it.
+const CHANGE_DEADLINE: Duration = Duration::from_secs(60);
 /// The maximum length of an answer.
 const BODY_MAX: usize = 64 << 20;
 
@@ -158,12 +161,17 @@ impl Client {
         let (endpoint, connection) = self.connected().await?;
         let asked =
             exchange(connection, endpoint, self.authorization.as_ref(), method.clone(), path, form, body);
-        match tokio::time::timeout(DEADLINE, asked).await {
+        let deadline = deadline(&method);
+        match tokio::time::timeout(deadline, asked).await {
             Ok(Ok((status, bytes))) => Ok((endpoint, status, bytes)),
             Ok(Err(error)) => Err(lost(endpoint, &method, &error.to_string())),
-            Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", DEADLINE.as_secs()))),
+            Err(_) => Err(lost(endpoint, &method, &format!("no answer within {} s", deadline.as_secs()))),
         }
     }
+}
+
+fn deadline(method: &Method) -> Duration {
+    if *method == Method::GET { DEADLINE } else { CHANGE_DEADLINE }
 }
 
 fn request(

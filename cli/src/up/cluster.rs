@@ -1,18 +1,14 @@
 //! The identity of the cluster of a `kindred up` folder: an id and a lineage, minted at the first start. It
 //! survives the loss of the meta store and of the routers' files, so that the shards still recognise their routers.
 
-use std::{
-    fs,
-    io::{self, Write as _},
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
 use anyhow::{Context, bail};
 use kindred_partition_config::{
     ids::{ClusterId, DEFAULT_CLUSTER_ID, Lineage, uuid_of},
     state::ClusterState,
 };
-use kindred_transport::random;
+use kindred_transport::{private, random};
 use serde::{Deserialize, Serialize};
 
 /// The name of the file in the folder.
@@ -91,14 +87,8 @@ impl Cluster {
         }
     }
 
-    /// Writes the file atomically.
     fn write(&self, path: &Path) -> io::Result<()> {
-        let new = path.with_extension("new");
-        let mut file = fs::File::create(&new)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()?;
-        fs::rename(&new, path)?;
-        path.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
+        private::write(path, &serde_json::to_vec_pretty(self)?)
     }
 }
 
