@@ -10,7 +10,9 @@ use kindred_proto::etcdserverpb::{
 use kindred_proto::raw::{kv::k_v_server::KVServer, watch::watch_server::WatchServer};
 use kindred_router_core::watch_session;
 use kindred_transport::Drain;
+use kindred_transport::health::OfProcess;
 use kindred_transport::unary::UnaryCalls as _;
+use tonic::codec::CompressionEncoding::Gzip;
 use tonic::service;
 
 use crate::admin;
@@ -146,15 +148,17 @@ impl App {
             Snapshots::new(stores.clone(), self.routing.clone()),
         );
         let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots, gate.clone());
-        let maintenance = MaintenanceServer::new(maintenance);
-        let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone()));
-        let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone(), kv));
-        let services = service::Routes::new(KVServer::new(kv.clone()).max_decoding_message_size(max_message))
-            .add_service(watch.max_decoding_message_size(max_message))
-            .add_service(LeaseServer::new(lease))
+        let maintenance = MaintenanceServer::new(maintenance).accept_compressed(Gzip);
+        let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone())).accept_compressed(Gzip);
+        let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone(), kv)).accept_compressed(Gzip);
+        let kv = KVServer::new(kv.clone()).accept_compressed(Gzip).max_decoding_message_size(max_message);
+        let services = service::Routes::new(kv)
+            .add_service(watch.accept_compressed(Gzip).max_decoding_message_size(max_message))
+            .add_service(LeaseServer::new(lease).accept_compressed(Gzip))
             .add_service(refuse::Refuse::new(maintenance, refuse::MAINTENANCE))
             .add_service(refuse::Refuse::new(cluster, refuse::CLUSTER))
             .add_service(auth)
+            .add_service(OfProcess::service(|| true, self.drain.stopping()))
             .prepare();
         Guarded::new(services, gate)
     }

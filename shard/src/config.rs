@@ -104,12 +104,12 @@ pub struct Options {
     /// is alone and trusts its own clock.
     #[arg(long)]
     pub in_cluster: bool,
-    /// File with the secret by which the routers of the cluster show who they are (their --cluster-secret-file): writes and
-    /// internal calls of anybody else are refused.
+    /// File with the secret by which the routers of the cluster show who they are (their --cluster-secret-file):
+    /// nobody else is served.
     #[arg(long, value_name = "FILE")]
     pub cluster_secret_file: Option<PathBuf>,
-    /// Names (common name or SAN) of the routers' client certificates, comma-separated: writes and internal calls over any
-    /// other certificate are refused. Needs --trusted-ca-file.
+    /// Names (common name or SAN) of the routers' client certificates, comma-separated: nobody else is
+    /// served. Needs --trusted-ca-file.
     #[arg(long, value_name = "NAME[,NAME]")]
     pub router_names: Option<String>,
     /// Listen where other machines connect although nobody is asked for a client certificate: whoever reaches the port may read

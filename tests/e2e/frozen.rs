@@ -147,7 +147,7 @@ fn r13_writes_that_wait_for_a_move_are_made_once_and_hold_up_no_other_kind() {
         std::fs::remove_file(&held)?;
         let stores = up.stores()?;
         let at = |store: &str| stores.iter().find(|(name, _)| name == store).context("a store");
-        let owner = Client::connect(&at("main")?.1).await?.units;
+        let owner = Client::as_router(&at("main")?.1, &up.secret()).await?.units;
         wait_for("the freeze", STEP_LIMIT, || {
             let mut owner = owner.clone();
             async move {
@@ -191,7 +191,7 @@ fn r13_writes_that_wait_for_a_move_are_made_once_and_hold_up_no_other_kind() {
         }
         // The pods are the counters and the key that the abandoned write did not change.
         let count = RangeRequest { count_only: true, ..below(PODS) };
-        let pods = ops::range(&Client::connect(&at("other")?.1).await?, count).await?.count;
+        let pods = ops::range(&Client::as_router(&at("other")?.1, &up.secret()).await?, count).await?.count;
         ensure!(pods == i64::try_from(COUNTERS)? + 1, "{pods} pods at the new owner");
         report(&format!(
             "e2e frozen pods={} others={} conflicts={}",

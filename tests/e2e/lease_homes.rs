@@ -158,9 +158,10 @@ fn f04_a_drained_home_hands_its_leases_to_an_heir() {
     });
 }
 
-async fn ext(dir: &Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
-    let slot = format!("--slot={slot}");
-    let flags = ["--name=ext", &slot, "--in-cluster", CLUSTER, "--durability=buffered"];
+async fn ext(up: &Up, dir: &Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
+    let (slot, secret) =
+        (format!("--slot={slot}"), format!("--cluster-secret-file={}", up.secret().display()));
+    let flags = ["--name=ext", &slot, "--in-cluster", &secret, CLUSTER, "--durability=buffered"];
     Shard::start(dir, folder, &flags.map(str::to_owned)).await
 }
 
@@ -168,8 +169,8 @@ async fn ext(dir: &Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
 #[test]
 fn f04_leases_of_a_lost_home_live_on_and_end() {
     scenario::run("lost-home", LIMIT, |dir| async move {
-        let (_up, cli, client) = up(&dir).await?;
-        let mut old = ext(&dir, "old", 4).await?;
+        let (up, cli, client) = up(&dir).await?;
+        let mut old = ext(&up, &dir, "old", 4).await?;
         cli.ok(&["store", "add", "ext", "--endpoint", &format!("http://{}", old.address)]).await?;
         cli.ok(&["drain", "d", "--to", "ext"]).await?;
         complete(&cli).await?;
@@ -177,7 +178,7 @@ fn f04_leases_of_a_lost_home_live_on_and_end() {
         ensure!(long & 1023 == 4, "{long} is at home at the store with slot 4");
         put(&client, "/registry/minions/long", long).await?;
         put(&client, "/registry/minions/short", short).await?;
-        let new = ext(&dir, "new", 5).await?;
+        let new = ext(&up, &dir, "new", 5).await?;
         old.process.kill()?;
         let url = format!("http://{}", new.address);
         wait_for("the store to be replaced", SOON, async || {

@@ -43,9 +43,10 @@ async fn next(watch: &mut Streaming<WatchResponse>) -> anyhow::Result<WatchRespo
 }
 
 /// Starts a process of the store `ext` with this slot.
-async fn ext(dir: &std::path::Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
-    let slot = format!("--slot={slot}");
-    let flags = ["--name=ext", &slot, "--in-cluster", CLUSTER, "--durability=buffered"];
+async fn ext(up: &Up, dir: &std::path::Path, folder: &str, slot: u16) -> anyhow::Result<Shard> {
+    let (slot, secret) =
+        (format!("--slot={slot}"), format!("--cluster-secret-file={}", up.secret().display()));
+    let flags = ["--name=ext", &slot, "--in-cluster", &secret, CLUSTER, "--durability=buffered"];
     Shard::start(dir, folder, &flags.map(str::to_owned)).await
 }
 
@@ -54,7 +55,7 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
     scenario::run("replace", LIMIT, |dir| async move {
         let up = Up::start(&dir, "replace", &[CLUSTER.to_owned()]).await?;
         let (cli, mut client) = (Cli::new(&up)?, up.client().await?);
-        let mut old = ext(&dir, "old", 6).await?;
+        let mut old = ext(&up, &dir, "old", 6).await?;
         cli.ok(&["store", "add", "ext", "--endpoint", &format!("http://{}", old.address)]).await?;
         put(&mut client, "before").await?;
         // The move can still be reversed, but its target is about to be lost.
@@ -65,7 +66,7 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         ensure!(next(&mut events).await?.events.len() == 1);
 
         // A store that is up cannot be replaced, but it can be drained.
-        let new = ext(&dir, "new", 7).await?;
+        let new = ext(&up, &dir, "new", 7).await?;
         let url = format!("http://{}", new.address);
         let replace = ["store", "replace", "ext", "--endpoint", &url];
         let forced = [&replace[..], &["--force"]].concat();
@@ -103,7 +104,7 @@ fn r14_a_lost_store_is_replaced_and_its_old_process_is_not_used() {
         ensure!(next(&mut events).await?.events.len() == 1);
 
         // No router has sent a handshake to the old process, so it serves nothing.
-        let mut direct = Client::connect(&old.address).await?;
+        let mut direct = Client::as_router(&old.address, &up.secret()).await?;
         let refused = pods(&mut direct, 0).await.err().context("the old process serves")?;
         ensure!(refused.code() == tonic::Code::Unavailable, "{refused}");
         let status = cli.ok(&["get", "servicegroups"]).await?;

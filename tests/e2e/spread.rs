@@ -29,8 +29,8 @@ async fn put(client: &Client, key: &str) -> anyhow::Result<i64> {
 }
 
 /// The number of keys below `/registry/` on one shard, read without a router.
-async fn held(address: &str) -> anyhow::Result<i64> {
-    let client = Client::connect(address).await?;
+async fn held(up: &Up, address: &str) -> anyhow::Result<i64> {
+    let client = Client::as_router(address, &up.secret()).await?;
     let all = RangeRequest {
         key: "/registry/".into(),
         range_end: "/registry0".into(),
@@ -71,7 +71,7 @@ fn kinds_over_several_shards_are_one_etcd() {
             }
         }
         for (store, address) in up.stores()? {
-            let count = held(&address).await?;
+            let count = held(&up, &address).await?;
             ensure!(count > 0, "{store} holds nothing");
             ensure!(store == "default" || count < i64::try_from(PODS)?, "{store} holds {count}");
         }

@@ -219,7 +219,7 @@ fn kindred_up_with_unix_sockets() {
         ensure!(get(&clients[1], "/registry/pods/a/1").await? == "one");
         // Each shard still listens at TCP too, for operators.
         let (_, pods) = stores.iter().find(|(name, _)| name == "pods").context("pods")?;
-        ensure!(get(&Client::connect(pods).await?, "/registry/pods/a/1").await? == "one");
+        ensure!(get(&Client::as_router(pods, &up.secret()).await?, "/registry/pods/a/1").await? == "one");
 
         up.kill_shard("pods")?;
         put_again(&clients[0], "/registry/pods/a/2").await?;

@@ -167,9 +167,10 @@ impl Kindred {
         }
         let up = Up::start(dir, "kindred", &flags).await?;
         let own = |file: &str| up.data_dir.join("auto-tls").join(file);
-        let shard_tls = tls_settings(own("ca.crt"), own("client.crt"), own("client.key"));
+        let shard_tls = tls_settings(own("ca.crt"), own("router.crt"), own("router.key"));
         let admin_tls = tls_settings(own("ca.crt"), own("admin.crt"), own("admin.key"));
-        let client_tls = client_tls.unwrap_or_else(|| shard_tls.clone());
+        let client_tls =
+            client_tls.unwrap_or_else(|| tls_settings(own("ca.crt"), own("client.crt"), own("client.key")));
         let mut config = parse::parse_config(&text)?;
         for (name, address) in up.stores()? {
             // `validate` requires an endpoint for every store, as a router does.

@@ -10,6 +10,7 @@ use anyhow::Context;
 use kindred_partition_config::key::KeyRange;
 use kindred_proto::etcdserverpb::{RangeRequest, kv_client::KvClient};
 use kindred_tests::{
+    client::{Channel, Client},
     kube_client::{full_name, items},
     scenario::{report, wait_for},
 };
@@ -17,7 +18,6 @@ use kindred_transport::{
     connect::Connector,
     tls::{ClientTls, ClientTlsSettings},
 };
-use tonic::transport::Channel;
 
 use crate::kube::{
     cluster::{Cluster, Kindred},
@@ -44,9 +44,11 @@ const SHOWN: [(&str, &str); 7] = [
 
 type Keys = BTreeSet<String>;
 
-fn connect(address: &str, tls: &ClientTlsSettings) -> anyhow::Result<KvClient<Channel>> {
-    let channel = Connector::with_tls(Some(ClientTls::load(tls.clone())?)).channel(&address.parse()?)?;
-    Ok(KvClient::new(channel).max_decoding_message_size(usize::MAX))
+/// Connects to a router or shard, which takes a router's secret.
+fn connect(kindred: &Kindred, address: &str, tls: &ClientTlsSettings) -> anyhow::Result<KvClient<Channel>> {
+    let connector = Connector::with_tls(Some(ClientTls::load(tls.clone())?));
+    let channel = connector.channel(&format!("https://{address}").parse()?)?;
+    Ok(Client::over_as_router(channel, &kindred.up.secret())?.kv)
 }
 
 async fn keys(client: &mut KvClient<Channel>, range: &KeyRange) -> anyhow::Result<Vec<String>> {
@@ -66,7 +68,7 @@ async fn keys(client: &mut KvClient<Channel>, range: &KeyRange) -> anyhow::Resul
 async fn shards(kindred: &Kindred) -> anyhow::Result<BTreeMap<String, Vec<String>>> {
     let mut held = BTreeMap::new();
     for (name, address) in kindred.up.stores()? {
-        let mut shard = connect(&format!("https://{address}"), &kindred.shard_tls)?;
+        let mut shard = connect(kindred, &address, &kindred.shard_tls)?;
         let all = keys(&mut shard, &KeyRange::everything()).await.with_context(|| format!("shard {name}"))?;
         held.insert(name, all);
     }
@@ -75,7 +77,7 @@ async fn shards(kindred: &Kindred) -> anyhow::Result<BTreeMap<String, Vec<String
 
 /// The keys that the router answers with, read for each Kind and for each range between Kinds.
 async fn router(kindred: &Kindred) -> anyhow::Result<Keys> {
-    let mut client = connect(&format!("https://{}", kindred.up.address), &kindred.client_tls)?;
+    let mut client = connect(kindred, &kindred.up.address, &kindred.client_tls)?;
     let mut shown = Keys::new();
     let mut asked = BTreeSet::new();
     for partition in kindred.config.map.partitions() {

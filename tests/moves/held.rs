@@ -20,13 +20,14 @@ const STATE: &str = "/kindred/state";
 /// If one of these does not hold.
 pub async fn settled(up: &Up) -> anyhow::Result<u64> {
     let stores = up.stores()?;
-    let meta = Client::connect(up.addresses("meta")?.first().context("a meta store")?).await?;
+    let meta =
+        Client::as_router(up.addresses("meta")?.first().context("a meta store")?, &up.secret()).await?;
     let state = RangeRequest { key: Bytes::from_static(STATE.as_bytes()), ..Default::default() };
     let state = meta.kv.clone().range(state).await?.into_inner().kvs;
     let state = ClusterState::from_json(&state.first().context("a state")?.value)?;
     let mut keys = 0;
     for (name, address) in &stores {
-        let client = Client::connect(address).await?;
+        let client = Client::as_router(address, &up.secret()).await?;
         for record in client.units.clone().list(UnitsListRequest {}).await?.into_inner().records {
             let state = UnitState::try_from(record.state)?;
             ensure!(matches!(state, UnitState::Owned | UnitState::Gone), "store {name} still has {record:?}");

@@ -33,6 +33,9 @@ pub struct Spec {
     pub ready: String,
 }
 
+/// The file with the secret of clusters of tests.
+pub const CLUSTER_SECRET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cluster-secret");
+
 impl Spec {
     /// A router: `kindred router`.
     ///
@@ -50,7 +53,14 @@ impl Spec {
         Self::ours(name, "shard", args)
     }
 
+    /// Routers, and shards of a cluster, know the secret of all clusters of tests, unless they know each other by something
+    /// else.
     fn ours(name: &str, command: &str, mut args: Vec<String>) -> anyhow::Result<Self> {
+        let has = |flags: &[&str]| flags.iter().any(|flag| args.iter().any(|arg| arg.starts_with(flag)));
+        let of_cluster = command == "router" || has(&["--in-cluster"]);
+        if of_cluster && !has(&["--cluster-secret-file", "--router-names", "--store-cert-file"]) {
+            args.push(format!("--cluster-secret-file={CLUSTER_SECRET}"));
+        }
         args.insert(0, command.to_owned());
         let (program, ready) = (our_binary("kindred")?, format!("kindred-{command} ready "));
         Ok(Self { name: name.to_owned(), program, args, env: Vec::new(), ready })

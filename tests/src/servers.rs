@@ -13,7 +13,7 @@ use crate::{
     client::Client,
     etcdctl::etcdutl,
     peers::peer,
-    process::{Process, Spec, our_binary},
+    process::{CLUSTER_SECRET, Process, Spec, our_binary},
 };
 
 /// A server that listens here chooses its port itself.
@@ -174,12 +174,12 @@ impl Shard {
         Ok(Self { process, address, admin })
     }
 
-    /// Connects to the shard.
+    /// Connects to the shard as a router, since a shard of a cluster serves nobody else.
     ///
     /// # Errors
     /// If the shard does not answer.
     pub async fn client(&self) -> anyhow::Result<Client> {
-        Client::connect(&self.address).await
+        Client::as_router(&self.address, CLUSTER_SECRET.as_ref()).await
     }
 }
 
@@ -264,6 +264,12 @@ impl Up {
 }
 
 impl Up {
+    /// The file with the secret that its routers and shards share.
+    #[must_use]
+    pub fn secret(&self) -> PathBuf {
+        self.data_dir.join("cluster-secret")
+    }
+
     /// The shards that this kindred runs, as (store, `host:port`).
     ///
     /// # Errors

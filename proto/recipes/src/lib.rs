@@ -18,6 +18,7 @@ use kindred_proto::v3electionpb::election_server::ElectionServer;
 use kindred_proto::v3lockpb::lock_server::LockServer;
 use kindred_transport::server::Services;
 use tonic::body::Body;
+use tonic::codec::CompressionEncoding::Gzip;
 use tower::{Service, ServiceExt as _};
 
 pub mod election;
@@ -42,7 +43,8 @@ impl<S: Services> Recipes<S> {
     pub fn around(services: S) -> Self {
         let store = Store::new(services.clone());
         let (lock, election) = (Lock::new(store.clone()), Election::new(store));
-        Self { services, recipes: Some((LockServer::new(lock), ElectionServer::new(election))) }
+        let lock = LockServer::new(lock).accept_compressed(Gzip);
+        Self { services, recipes: Some((lock, ElectionServer::new(election).accept_compressed(Gzip))) }
     }
 
     /// The services without the recipes, for a process whose clients are routers.

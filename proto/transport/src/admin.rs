@@ -42,6 +42,9 @@ const STREAMS_MAX: u32 = 256;
 /// The etcd version whose API kindred serves. kube-apiserver turns features off below it.
 pub const ETCD_VERSION: &str = "3.7.0";
 
+/// The least size of a database that a status has, as etcd's file has pages before any key. etcdctl divides by it.
+pub const DB_BYTES_MIN: i64 = 4096;
+
 /// The result of one check of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
@@ -126,7 +129,8 @@ pub fn for_clients(routes: Router) -> Router {
     routes.fallback(nowhere).layer(middleware::from_fn(from_client))
 }
 
-async fn from_client(request: Request, next: Next) -> Response {
+async fn from_client(mut request: Request, next: Next) -> Response {
+    guard::name_host(&mut request);
     let checked = match ConnectionInfo::of(request.extensions()) {
         Some(from) => origin::check_client(from, request.method(), request.headers()),
         None => Ok(()),

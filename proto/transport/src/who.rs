@@ -1,10 +1,10 @@
-//! Identifies the clients of a store's port and decides what they may do.
+//! Tells the routers among the clients of a store's port (R27).
 //!
-//! A shard of a cluster accepts writes and internal calls only from routers, because any other write would bypass
-//! the cluster's map, leases and watches. A router is identified by its certificate's name, by the cluster's
-//! secret, or by both if both are configured. If neither is, which is allowed on the loopback interface only, any
-//! client that claims to be a router is one. That stops an accidental `etcdctl put` at the wrong port, but no
-//! malicious local user.
+//! A shard of a cluster serves routers only. A write of anybody else would bypass the cluster's map, leases and
+//! watches, and a read its users and roles: a shard has Secrets, and a meta store the key that signs tokens. A router is
+//! identified by its certificate's name, by the cluster's secret, or by both if both are configured. If neither is,
+//! which is allowed on Unix sockets only, any client that claims to be a router is one: nobody but the same user can
+//! open such a socket, and the claim stops an accidental `etcdctl put` at the wrong one.
 
 use std::fmt;
 use std::hint::black_box;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderValue};
 use kindred_wire::protocol::ROUTER;
 
-use crate::address::{ListenAddr, Scheme};
+use crate::address::{ListenAddr, Scheme, Target};
 use crate::grpc;
 use crate::listener::{ConnectionInfo, Peer};
 use crate::private;
@@ -114,17 +114,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A client's rights at a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
-    /// May do nothing.
-    Stranger,
-    /// May read through etcd's API.
-    Reader,
-    /// May do everything.
-    Router,
-}
-
 /// How a store identifies the routers of its cluster. Clones are cheap.
 #[derive(Debug, Clone, Default)]
 pub struct Routers {
@@ -151,18 +140,9 @@ impl Routers {
         self.secret.is_some()
     }
 
-    /// The rights of a request's sender.
+    /// Whether the sender of a request is a router.
     #[must_use]
-    pub fn standing(&self, from: &ConnectionInfo, headers: &HeaderMap) -> Standing {
-        if self.is_router(from, headers) {
-            return Standing::Router;
-        }
-        // A port without TLS reveals nothing to other machines.
-        let local = !from.tls && from.peer.is_this_machine();
-        if local || from.client.is_some() { Standing::Reader } else { Standing::Stranger }
-    }
-
-    fn is_router(&self, from: &ConnectionInfo, headers: &HeaderMap) -> bool {
+    pub fn include(&self, from: &ConnectionInfo, headers: &HeaderMap) -> bool {
         let shown = grpc::header(headers, ROUTER);
         if !self.are_known() {
             return shown.is_some();
@@ -199,7 +179,7 @@ pub fn check_clients(flag: &str, address: &ListenAddr, tls: Option<&ServerTls>) 
     ))
 }
 
-/// Refuses to listen as a shard of a cluster where other machines can connect and routers do not authenticate.
+/// Refuses to listen as a shard of a cluster where others than this user can connect and routers do not authenticate.
 ///
 /// # Errors
 /// Says what to do; `flag` names the address.
@@ -209,13 +189,18 @@ pub fn check_cluster(
     tls: Option<&ServerTls>,
     routers: &Routers,
 ) -> Result<(), String> {
-    if address.is_local() {
+    if matches!(address.target(), Target::Unix(_)) {
         return Ok(());
     }
     if !routers.are_known() {
         return Err(format!(
-            "{flag} {address}: other machines reach this address, and a shard of a cluster takes writes from routers only:              say by what it knows them, with --router-names (names of their client certificates) or --cluster-secret-file, or              listen on 127.0.0.1"
+            "{flag} {address}: others reach this address, if only users of this machine, and a shard of a cluster serves \
+             routers only: say by what it knows them, with --cluster-secret-file (the same file as the routers') or \
+             --router-names (names of their client certificates), or listen on a Unix socket (unix:///PATH)"
         ));
+    }
+    if address.is_local() {
+        return Ok(());
     }
     if !demands_certificates(address, tls) && tls.is_none_or(|_| address.scheme() == Scheme::Plain) {
         tracing::warn!(%address, "the cluster's secret crosses the network unencrypted: give --cert-file and --key-file");
@@ -248,40 +233,38 @@ mod tests {
 
     #[test]
     fn f33_who_is_a_router() {
-        use Standing::*;
         let open = Routers::default();
         let secret = Routers::new(Some(Secret::of(SECRET).unwrap()), vec![]);
         let named = Routers::new(None, vec!["kindred-router".to_owned(), "san.example".to_owned()]);
+        let router = Routers::new(None, vec!["kindred-router".to_owned()]);
         let both = Routers::new(Some(Secret::of(SECRET).unwrap()), vec!["kindred-router".to_owned()]);
         for (routers, address, tls, name, shown, expected) in [
-            (&open, HERE, false, None, None, Reader),
-            (&open, HERE, false, None, Some("-"), Router),
-            (&open, HERE, false, None, Some(SECRET), Router),
-            (&secret, HERE, false, None, None, Reader),
-            (&secret, HERE, false, None, Some("-"), Reader),
-            (&secret, HERE, false, None, Some("0123456789abcdeF"), Reader),
-            (&secret, HERE, false, None, Some("0123456789abcdef0"), Reader),
-            (&secret, HERE, false, None, Some(SECRET), Router),
-            (&secret, FAR, false, None, Some(SECRET), Router),
-            (&secret, FAR, false, None, Some("-"), Stranger),
-            // Encrypted, but the client is unknown.
-            (&secret, HERE, true, None, None, Stranger),
-            (&secret, FAR, true, Some("apiserver"), None, Reader),
-            (&named, HERE, true, None, Some("-"), Stranger),
-            (&named, FAR, true, Some("kindred-router"), None, Router),
-            (&both, FAR, true, Some("kindred-router"), None, Reader),
-            (&both, FAR, true, Some("kindred-router"), Some(SECRET), Router),
-            (&both, FAR, true, Some("kindred-client"), Some(SECRET), Reader),
+            (&open, HERE, false, None, None, false),
+            (&open, HERE, false, None, Some("-"), true),
+            (&open, HERE, false, None, Some(SECRET), true),
+            (&secret, HERE, false, None, None, false),
+            (&secret, HERE, false, None, Some("-"), false),
+            (&secret, HERE, false, None, Some("0123456789abcdeF"), false),
+            (&secret, HERE, false, None, Some("0123456789abcdef0"), false),
+            (&secret, HERE, false, None, Some(SECRET), true),
+            (&secret, FAR, false, None, Some(SECRET), true),
+            (&secret, FAR, true, Some("apiserver"), None, false),
+            (&named, HERE, true, None, Some("-"), false),
+            (&named, FAR, true, Some("kindred-router"), None, true),
+            (&router, FAR, true, Some("prometheus"), Some("-"), false),
+            (&both, FAR, true, Some("kindred-router"), None, false),
+            (&both, FAR, true, Some("kindred-router"), Some(SECRET), true),
+            (&both, FAR, true, Some("kindred-client"), Some(SECRET), false),
         ] {
-            let standing = routers.standing(&from(address, tls, name), &headers(shown));
-            assert_eq!(standing, expected, "{routers:?} {address} {tls} {name:?} {shown:?}");
+            let is_one = routers.include(&from(address, tls, name), &headers(shown));
+            assert_eq!(is_one, expected, "{routers:?} {address} {tls} {name:?} {shown:?}");
         }
         let other_name = Routers::new(None, vec!["san.example".to_owned()]);
-        assert_eq!(other_name.standing(&from(FAR, true, Some("x")), &headers(None)), Router);
+        assert!(other_name.include(&from(FAR, true, Some("x")), &headers(None)));
         let unix = ConnectionInfo { peer: Peer::Unix, tls: false, client: None };
-        assert_eq!(named.standing(&unix, &headers(None)), Router);
-        assert_eq!(secret.standing(&unix, &headers(None)), Reader);
-        assert_eq!(both.standing(&unix, &headers(Some(SECRET))), Router);
+        assert!(named.include(&unix, &headers(None)));
+        assert!(!secret.include(&unix, &headers(None)));
+        assert!(both.include(&unix, &headers(Some(SECRET))));
     }
 
     #[test]
@@ -296,7 +279,12 @@ mod tests {
         let address = |text: &str| text.parse::<ListenAddr>().unwrap();
         for local in ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:///run/k"] {
             check_clients("--listen", &address(local), None).unwrap();
-            check_cluster("--listen", &address(local), None, &Routers::default()).unwrap();
+            check_cluster("--listen", &address(local), None, &secret).unwrap();
+        }
+        check_cluster("--listen", &address("unix:///run/k"), None, &Routers::default()).unwrap();
+        for local in ["127.0.0.1:1", "[::1]:1", "localhost:1"] {
+            let refused = check_cluster("--listen", &address(local), None, &Routers::default()).unwrap_err();
+            assert!(refused.contains("--cluster-secret-file"), "{refused}");
         }
         for far in ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "store.example:1"] {
             let far = address(far);

@@ -8,7 +8,7 @@ use kindred_database::serve::{Sender, Stream};
 use kindred_partition_config::ids::Revision;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router_core::auth::methods::Who;
-use kindred_transport::admin::ETCD_VERSION;
+use kindred_transport::admin::{DB_BYTES_MIN, ETCD_VERSION};
 use tonic::{Request, Response, Status, service::Routes};
 
 use crate::auth::{Credentials, Gate};
@@ -134,6 +134,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
                 Err(error) => status.errors.push(format!("store {:?}: {}", store.name(), error.message())),
             }
         }
+        status.db_size = status.db_size.max(DB_BYTES_MIN);
         status.header = self.identity.typed_header(revision);
         // Clients take a growing index as a sign of a live cluster, and revisions grow.
         status.raft_index = revision.unsigned_abs();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 mod batches;
+mod clients;
 mod clocks;
 mod compacted;
 mod crashes;

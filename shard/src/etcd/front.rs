@@ -8,7 +8,6 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
 use kindred_proto::{
     etcdserverpb::{
         cluster_server::ClusterServer, lease_server::LeaseServer, maintenance_server::MaintenanceServer,
@@ -22,10 +21,14 @@ use kindred_proto::{
         units_server::UnitsServer,
     },
 };
-use kindred_transport::listener::ConnectionInfo;
+use kindred_transport::{
+    health::{HealthServer, OfProcess},
+    listener::ConnectionInfo,
+};
 use tonic::{
     Code, Status,
     body::Body,
+    codec::CompressionEncoding::Gzip,
     codegen::{BoxFuture, Service, http},
     service::Routes,
 };
@@ -47,20 +50,19 @@ use crate::{
 };
 
 /// Calls that exist on etcd's port and that a shard does not serve.
-const UNSUPPORTED: [(&str, &str); 7] = [
+const UNSUPPORTED: [(&str, &str); 6] = [
     ("/etcdserverpb.Maintenance/MoveLeader", "a shard has one member"),
     ("/etcdserverpb.Maintenance/Downgrade", "stop the process and start the other version"),
     ("/etcdserverpb.Cluster/MemberAdd", "a shard has one member"),
     ("/etcdserverpb.Cluster/MemberRemove", "a shard has one member"),
     ("/etcdserverpb.Cluster/MemberUpdate", "change --advertise-client-urls and restart"),
     ("/etcdserverpb.Cluster/MemberPromote", "a shard has one member"),
-    ("/grpc.health.v1.Health/Watch", "use Check, or /readyz on the admin port"),
 ];
 
-/// `HealthCheckResponse { status: SERVING }`.
-const SERVING: &[u8] = &[0x08, 0x01];
 /// The call that a shard of a cluster awaits before it serves any other.
 const HELLO: &str = "/kindred.shard.v1.Shard/Hello";
+/// Says whether a process serves, to anybody, and nothing of what it has.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 /// The calls about the roles of members, which those that do not serve take too.
 const STANDBYS: &str = "/kindred.shard.v1.Standbys/";
 
@@ -78,6 +80,7 @@ pub struct Front {
     units: UnitsServer<UnitService>,
     leases: LeasesServer<LeasesService>,
     standbys: StandbysServer<StandbyService>,
+    health: HealthServer<OfProcess>,
 }
 
 impl Front {
@@ -91,11 +94,18 @@ impl Front {
             snapshot::sender(&member, Routes::new(kv).add_service(lease).prepare())
         });
         Self {
-            kv: KvServer::new(KvService::new(member.clone())).max_decoding_message_size(bytes_max),
-            watch: WatchServer::new(WatchService(member.clone())).max_decoding_message_size(bytes_max),
-            lease: LeaseServer::new(LeaseService(member.clone())).max_decoding_message_size(bytes_max),
-            maintenance: MaintenanceServer::new(MaintenanceService::new(member.clone(), snapshots)),
-            cluster: ClusterServer::new(ClusterService(member.clone())),
+            kv: KvServer::new(KvService::new(member.clone()))
+                .accept_compressed(Gzip)
+                .max_decoding_message_size(bytes_max),
+            watch: WatchServer::new(WatchService(member.clone()))
+                .accept_compressed(Gzip)
+                .max_decoding_message_size(bytes_max),
+            lease: LeaseServer::new(LeaseService(member.clone()))
+                .accept_compressed(Gzip)
+                .max_decoding_message_size(bytes_max),
+            maintenance: MaintenanceServer::new(MaintenanceService::new(member.clone(), snapshots))
+                .accept_compressed(Gzip),
+            cluster: ClusterServer::new(ClusterService(member.clone())).accept_compressed(Gzip),
             shard: ShardServer::new(shard),
             batches: BatchesServer::new(BatchService(member.clone()))
                 .max_decoding_message_size(batch::MESSAGE_BYTES_MAX),
@@ -103,6 +113,10 @@ impl Front {
             units: UnitsServer::new(units).max_decoding_message_size(units::MESSAGE_BYTES_MAX),
             leases: LeasesServer::new(LeasesService(member.clone())),
             standbys: StandbysServer::new(standbys),
+            health: {
+                let (stopping, member) = (member.stopping.clone(), member.clone());
+                OfProcess::service(move || member.is_serving(), stopping)
+            },
             member,
         }
     }
@@ -119,7 +133,7 @@ impl Front {
         Box::pin(async move {
             let path = request.uri().path().to_owned();
             if let Some((what, instead)) = UNSUPPORTED.iter().find(|(unsupported, _)| *unsupported == path) {
-                let what = what.trim_start_matches("/etcdserverpb.").trim_start_matches("/grpc.health.v1.");
+                let what = what.trim_start_matches("/etcdserverpb.");
                 return Ok(status(&KvError::Unsupported { what, instead }).into_http());
             }
             if let Some(method) = path.strip_prefix("/etcdserverpb.Auth/") {
@@ -130,8 +144,6 @@ impl Front {
                 if let Some(answer) = auth::serve(member.ids, method, current, request).await {
                     return Ok(answer);
                 }
-            } else if path == "/grpc.health.v1.Health/Check" {
-                return Ok(auth::fixed(request, Bytes::from_static(SERVING)).await);
             }
             let (service, method) =
                 path.trim_start_matches('/').split_once('/').unwrap_or((path.as_str(), ""));
@@ -152,10 +164,12 @@ impl Service<http::Request<Body>> for Front {
     fn call(&mut self, request: http::Request<Body>) -> Answering {
         let path = request.uri().path();
         let of_standbys = path.starts_with(STANDBYS);
-        let inner: BoxFuture<_, _> = if !self.member.is_serving() && path != HELLO && !of_standbys {
+        let inner: BoxFuture<_, _> = if path.starts_with(HEALTH) {
+            self.health.call(request)
+        } else if !self.member.is_serving() && path != HELLO && !of_standbys {
             Box::pin(std::future::ready(Ok(status(&self.member.serves_not()).into_http())))
         } else if let Err(refused) =
-            self.member.door.admits(path, ConnectionInfo::of(request.extensions()), request.headers())
+            self.member.door.admits(ConnectionInfo::of(request.extensions()), request.headers())
         {
             Box::pin(std::future::ready(Ok(refused.into_http())))
         } else if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {

@@ -18,7 +18,6 @@ use kindred_transport::{
     metrics::calls::{self, Calls},
     unary::{UnaryCalls, long},
     unread::LongRead,
-    who::Standing,
 };
 use prost::Message;
 use tokio::sync::mpsc;
@@ -139,8 +138,7 @@ impl UnaryCalls for KvService {
 
     async fn call(&self, method: Method, request: Request<Bytes>) -> Result<long::Message, Status> {
         if let Some(from) = &self.from {
-            let needed = if method == Method::Range { Standing::Reader } else { Standing::Router };
-            self.member.door.admits_to(needed, Some(from), request.metadata().as_ref())?;
+            self.member.door.admits(Some(from), request.metadata().as_ref())?;
         }
         self.unary(method, request).await
     }

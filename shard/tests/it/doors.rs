@@ -15,9 +15,12 @@ use kindred_shard::{
     config::{Args, Options, Settings},
     server,
 };
-use kindred_transport::{ConnectOptions, Connector, tls::ServerTlsArgs, who::Secret};
+use kindred_transport::{Connector, tls::ServerTlsArgs};
 use prost::Message as _;
 use tonic::Code;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
 
 /// Finds everything below a folder that users other than its owner may read, write or enter. Answers how many entries
 /// it saw.
@@ -58,28 +61,30 @@ async fn f34_nothing_of_a_store_is_open_to_other_users() {
     }
 }
 
-const SECRET: &str = "0123456789abcdef";
-
 fn micros() -> u64 {
     u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_micros()).unwrap()
 }
 
-/// Makes reads that an etcd client makes, all of which it may.
-async fn reads(stranger: tonic::transport::Channel) {
+/// Makes the reads of an etcd client. Returns the codes of their answers.
+async fn reads(stranger: tonic::transport::Channel) -> Vec<(&'static str, Code)> {
     let mut kv = KVClient::new(stranger.clone());
     let range = Bytes::from(range_request("/registry/pods/a", "").encode_to_vec());
-    kv.range(range.clone()).await.unwrap();
-    kv.range_stream(range).await.unwrap();
     let create = pb::WatchCreateRequest { key: "/registry/pods/a".into(), ..Default::default() };
     let create = pb::watch_request::RequestUnion::CreateRequest(create);
     let create = Bytes::from(pb::WatchRequest { request_union: Some(create) }.encode_to_vec());
-    let watch = WatchClient::new(stranger.clone()).watch(tokio_stream::iter([create])).await.unwrap();
-    watch.into_inner().message().await.unwrap().unwrap();
+    let watch = WatchClient::new(stranger.clone()).watch(tokio_stream::iter([create])).await;
     let mut maintenance = MaintenanceClient::new(stranger.clone());
-    maintenance.status(pb::StatusRequest {}).await.unwrap();
-    maintenance.alarm(pb::AlarmRequest::default()).await.unwrap();
-    UnitsClient::new(stranger.clone()).list(shard::UnitsListRequest {}).await.unwrap();
-    LeaseClient::new(stranger).lease_leases(pb::LeaseLeasesRequest {}).await.unwrap();
+    let units = UnitsClient::new(stranger.clone()).list(shard::UnitsListRequest {}).await;
+    vec![
+        ("range", code(kv.range(range.clone()).await)),
+        ("stream", code(kv.range_stream(range).await)),
+        ("watch", code(watch)),
+        ("status", code(maintenance.status(pb::StatusRequest {}).await)),
+        ("alarms", code(maintenance.alarm(pb::AlarmRequest::default()).await)),
+        ("hash", code(maintenance.hash_kv(pb::HashKvRequest::default()).await)),
+        ("units", code(units)),
+        ("leases", code(LeaseClient::new(stranger).lease_leases(pb::LeaseLeasesRequest {}).await)),
+    ]
 }
 
 /// Makes all calls that change something, and all internal calls. Returns the codes of their answers.
@@ -143,41 +148,33 @@ async fn met(router: &Channel) {
     assert!(!shard.hello(hello).await.unwrap().into_inner().awaits_clock);
 }
 
+/// Any local process, and any certificate of the shards' CA, could read all at a shard: Secrets, and at a meta store the key
+/// by which tokens are signed.
 #[tokio::test]
-async fn f33_a_shard_of_a_cluster_takes_writes_from_routers_alone() {
-    let running = Shard::with(Options { in_cluster: true, ..Options::default() }).await;
-    met(&running.channel().await).await;
-    let router = running.client().await;
-    router.put("/registry/pods/a", "router").await;
-    let stranger = tonic::transport::Channel::from_shared(running.url()).unwrap().connect().await.unwrap();
-    reads(stranger.clone()).await;
-    refused(&changes(stranger).await);
-    let found = router.range(range_request("/registry/pods/a", "")).await.unwrap();
-    assert_eq!((found.kvs[0].value.as_ref(), found.kvs[0].version), (&b"router"[..], 1));
-    running.stop().await;
-}
-
-#[tokio::test]
-async fn f33_a_secret_is_asked_of_routers_in_a_cluster_or_not() {
+async fn f80_a_shard_that_knows_its_routers_serves_nobody_else() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), SECRET).unwrap();
     for in_cluster in [true, false] {
         let cluster_secret_file = Some(file.path().to_owned());
         let running = Shard::with(Options { in_cluster, cluster_secret_file, ..Options::default() }).await;
-        let secret = Some(Secret::of(SECRET).unwrap());
-        let connector = Connector::new(ConnectOptions { secret, ..ConnectOptions::default() });
-        let router = connector.router_channel(&[running.url().parse().unwrap()]).unwrap();
-        met(&router).await;
-        Client { channel: router }.put("/registry/pods/a", "router").await;
+        met(&running.channel().await).await;
+        let router = running.client().await;
+        router.put("/registry/pods/a", "router").await;
         // A client that says that it is a router but does not know the secret.
-        let pretender = running.client().await;
+        let pretender = Connector::default().router_channel(&[running.url().parse().unwrap()]).unwrap();
+        let pretender = Client { channel: pretender };
         let put = pretender.put_request(put_request("/registry/pods/a", "x")).await.unwrap_err();
         assert_eq!(put.code(), Code::PermissionDenied, "{put:?}");
         assert!(put.message().contains("--cluster-secret-file"), "{put:?}");
         let stranger =
             tonic::transport::Channel::from_shared(running.url()).unwrap().connect().await.unwrap();
-        reads(stranger.clone()).await;
-        refused(&changes(stranger).await);
+        refused(&reads(stranger.clone()).await);
+        refused(&changes(stranger.clone()).await);
+        let mut health = HealthClient::new(stranger);
+        let health = health.check(HealthCheckRequest::default()).await.unwrap().into_inner();
+        assert_eq!(health.status(), ServingStatus::Serving, "it says no more than that it is there");
+        let found = router.range(range_request("/registry/pods/a", "")).await.unwrap();
+        assert_eq!((found.kvs[0].value.as_ref(), found.kvs[0].version), (&b"router"[..], 1));
         running.stop().await;
     }
 }
@@ -206,9 +203,9 @@ async fn f33_a_shard_knows_its_routers_by_their_certificates_names() {
     let router = router.router_channel(&url).unwrap();
     met(&router).await;
     Client { channel: router }.put("/registry/pods/a", "router").await;
-    // For example an apiserver's certificate; its owner may also read as if it were a router.
+    // For example the certificate of an apiserver, or of Prometheus.
     let client = connector(Some((made.client_cert.clone(), made.client_key.clone())));
-    reads(client.channel_any(&url).unwrap()).await;
+    refused(&reads(client.channel_any(&url).unwrap()).await);
     refused(&changes(client.channel_any(&url).unwrap()).await);
     let pretender = Client { channel: client.router_channel(&url).unwrap() };
     let put = pretender.put_request(put_request("/registry/pods/a", "x")).await.unwrap_err();
@@ -237,6 +234,9 @@ async fn f33_a_shard_does_not_listen_for_everybody_by_mistake() {
         of_cluster.contains("--router-names") && of_cluster.contains("--cluster-secret-file"),
         "{of_cluster}"
     );
+    // Users of this machine are others too.
+    let here = Options { in_cluster: true, ..Options::default() };
+    assert!(said(started(here, ServerTlsArgs::default()).await).contains("--cluster-secret-file"));
     let admin = started(
         Options { admin_listen: Some("0.0.0.0:0".to_owned()), ..Options::default() },
         ServerTlsArgs::default(),

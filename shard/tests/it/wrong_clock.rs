@@ -11,12 +11,7 @@ use std::{
 
 use crate::common::*;
 use kindred_proto::shard_v1::{HelloRequest, shard_client::ShardClient};
-use kindred_shard::{
-    Args,
-    clock::WallClock,
-    config::{Options, Settings},
-    server,
-};
+use kindred_shard::{clock::WallClock, config::Options};
 
 /// 2026-01-01 in microseconds.
 const T0: u64 = 1_767_225_600_000_000;
@@ -43,14 +38,8 @@ impl Wall {
 }
 
 async fn start(dir: &Path, wall: &Wall, in_cluster: bool) -> Shard {
-    let options = Options {
-        listen: Some("127.0.0.1:0".to_owned()),
-        data_dir: Some(dir.to_owned()),
-        ..Options::default()
-    };
-    let mut settings = Settings::resolve(Args { options, ..Args::default() }).unwrap();
-    (settings.wall_clock, settings.in_cluster) = (wall.clock(), in_cluster);
-    Shard { running: server::start(settings).await.unwrap() }
+    let options = Options { data_dir: Some(dir.to_owned()), in_cluster, ..Options::default() };
+    Shard::changed(options, |settings| settings.wall_clock = wall.clock()).await
 }
 
 /// Does what the loop does at each tick.

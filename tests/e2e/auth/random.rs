@@ -14,13 +14,14 @@ use kindred_proto::etcdserverpb::{
     LeaseRevokeRequest, LeaseTimeToLiveRequest, MemberListRequest, PutRequest, RangeRequest, RequestOp,
     StatusRequest, TxnRequest, auth_client::AuthClient, request_op,
 };
+use kindred_tests::client::Channel;
 use kindred_tests::{
     client::Client,
     scenario::{self, report},
     servers::Etcd,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use tonic::{Request, Status, transport::Channel};
+use tonic::{Request, Status};
 
 use super::{LIMIT, World, address};
 

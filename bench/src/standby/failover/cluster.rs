@@ -42,12 +42,14 @@ impl Member {
     /// Starts a shard at an address, and waits until it listens or, as a standby, has a copy of its primary.
     fn start(
         dir: &Path,
+        folder: &str,
         listen: String,
         (name, slot): (&str, u16),
         standby_of: Option<&Self>,
     ) -> anyhow::Result<Self> {
         let mut flags = vec![
-            format!("--data-dir={}", dir.display()),
+            format!("--data-dir={}", dir.join(folder).display()),
+            secret_of(dir),
             format!("--name={name}"),
             format!("--slot={slot}"),
             "--in-cluster".to_owned(),
@@ -108,6 +110,13 @@ pub struct Cluster {
     _dir: tempfile::TempDir,
 }
 
+/// The file in the folder of a cluster with the secret that its routers and shards share.
+const SECRET: &str = "cluster-secret";
+
+fn secret_of(dir: &Path) -> String {
+    format!("--cluster-secret-file={}", dir.join(SECRET).display())
+}
+
 /// The configuration with members at these addresses.
 fn config(default: &str, primary: &str, standby: &str) -> Value {
     json!({
@@ -133,18 +142,19 @@ impl Cluster {
         let (default, first, second) = (listen()?, listen()?, listen()?);
         let file = dir.path().join("config.json");
         std::fs::write(&file, config(&default, &first, &second).to_string())?;
-        let data = |of: &str| dir.path().join(of);
+        std::fs::write(dir.path().join(SECRET), "of-a-benchmark-alone\n")?;
         let meta = servers::etcd(etcd)?;
-        let default = Member::start(&data("default"), default, ("default", 1), None)?;
-        let first = Member::start(&data("first"), first, (STORE, 2), None)?;
+        let default = Member::start(dir.path(), "default", default, ("default", 1), None)?;
+        let first = Member::start(dir.path(), "first", first, (STORE, 2), None)?;
         let router = servers::router(&[
             "--name=bench".to_owned(),
             format!("--config={}", file.display()),
             format!("--meta={}", url(&meta.endpoint)),
+            secret_of(dir.path()),
             CLUSTER.to_owned(),
         ])?;
         // A primary serves, and has standbys, when a router has greeted it.
-        let second = Member::start(&data("second"), second, (STORE, 2), Some(&first))?;
+        let second = Member::start(dir.path(), "second", second, (STORE, 2), Some(&first))?;
         let admin = Admin(router.admin.clone().context("the router has no admin address")?);
         Ok(Self { members: [first, second], router, admin, _default: default, _meta: meta, _dir: dir })
     }

@@ -86,6 +86,7 @@ pub const METHODS: &[(&str, &[(&str, Who)])] = &[
             ("RoleRevokePermission", Who::Root),
         ],
     ),
+    ("grpc.health.v1.Health", &[("Check", Who::Anyone), ("Watch", Who::Anyone)]),
     // Locks and elections call KV, Lease and Watch with the caller's token, and are checked there.
     ("v3lockpb.Lock", &[("Lock", Who::Checked), ("Unlock", Who::Checked)]),
     (

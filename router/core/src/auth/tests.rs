@@ -293,6 +293,7 @@ fn every_method_of_the_api_is_in_the_table_and_no_other() {
     ] {
         methods.insert(format!("/etcdserverpb.{by_path}"));
     }
+    methods.extend(["Check", "Watch"].map(|method| format!("/grpc.health.v1.Health/{method}")));
     let listed = METHODS
         .iter()
         .flat_map(|(service, methods)| methods.iter().map(move |(method, _)| format!("/{service}/{method}")));

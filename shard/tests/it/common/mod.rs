@@ -12,7 +12,7 @@ use kindred_shard::{
     config::{Args, Options, Settings},
     server::{self, Running},
 };
-use kindred_transport::{Connector, connect::RouterChannel};
+use kindred_transport::{ConnectOptions, Connector, connect::RouterChannel, who::Secret};
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
@@ -24,15 +24,22 @@ pub mod process;
 /// Every client here says that it is a router; `doors.rs` tests what other clients may do.
 pub type Channel = RouterChannel;
 
-/// A channel to a shard.
+/// The secret of the clusters of these tests.
+pub const SECRET: &str = "0123456789abcdef";
+
+/// A channel to a shard, whose secret it shows.
 pub fn channel(url: &str) -> Channel {
-    Connector::default().router_channel(&[url.parse().unwrap()]).unwrap()
+    let secret = Some(Secret::of(SECRET).unwrap());
+    let connector = Connector::new(ConnectOptions { secret, ..ConnectOptions::default() });
+    connector.router_channel(&[url.parse().unwrap()]).unwrap()
 }
 
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Shard {
     pub running: Running,
+    /// The file with the secret of a shard of a cluster.
+    _secret: tempfile::NamedTempFile,
 }
 
 impl Shard {
@@ -45,9 +52,22 @@ impl Shard {
     }
 
     pub async fn with(options: Options) -> Self {
-        let options = Options { listen: Some("127.0.0.1:0".to_owned()), ..options };
-        let settings = Settings::resolve(Args { options, ..Args::default() }).unwrap();
-        Self { running: server::start(settings).await.unwrap() }
+        Self::changed(options, |_| {}).await
+    }
+
+    /// A shard with these options, and with settings that no option has.
+    pub async fn changed(options: Options, change: impl FnOnce(&mut Settings)) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), SECRET).unwrap();
+        let of_cluster = options.in_cluster.then(|| file.path().to_owned());
+        let options = Options {
+            listen: Some("127.0.0.1:0".to_owned()),
+            cluster_secret_file: options.cluster_secret_file.or(of_cluster),
+            ..options
+        };
+        let mut settings = Settings::resolve(Args { options, ..Args::default() }).unwrap();
+        change(&mut settings);
+        Self { running: server::start(settings).await.unwrap(), _secret: file }
     }
 
     /// Stops the shard as SIGTERM does.
