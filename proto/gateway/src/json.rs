@@ -152,7 +152,7 @@ impl Values {
         }
     }
 
-    /// Whether the body ended before its end.
+    /// Tells whether the client was gone before the body was whole.
     #[must_use]
     pub fn broke_off(&self) -> bool {
         self.broke_off

@@ -14,7 +14,7 @@ use tonic_health::pb::health_server::Health;
 pub use tonic_health::pb::health_server::HealthServer;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-/// How often a process is looked at for those that watch it.
+/// A stream of a watch looks at the process this often.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Tells whether the process serves.
@@ -34,7 +34,7 @@ impl OfProcess {
         HealthServer::new(Self { serves: Arc::new(serves), stopping })
     }
 
-    /// What is known of a service.
+    /// The status of the process under its empty name; any other name is unknown.
     fn status(&self, service: &str) -> ServingStatus {
         match service {
             "" if (self.serves)() => ServingStatus::Serving,
@@ -78,7 +78,7 @@ impl Health for OfProcess {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// As in grpc-go, a service that is unknown may come to be known, so its stream goes on.
+    /// The stream of an unknown service says so and goes on, as in grpc-go.
     async fn watch(
         &self,
         request: Request<HealthCheckRequest>,

@@ -313,7 +313,7 @@ impl<U: UnaryCalls, O: Others> Driver<U, O> {
     fn begin(&mut self, stream: StreamId, head: RequestHead, end: bool) {
         tracing::trace!(stream = stream.number(), path = ?head.path, "a request begins");
         let method = match head.path {
-            // What is no gRPC by its content is refused with the others: a web page may send it.
+            // A web page may send any other content. The services behind `others` refuse it.
             Path::Known(id)
                 if head.method == Method::Post
                     && head.encoding.is_none()
