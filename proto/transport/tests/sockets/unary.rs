@@ -28,10 +28,11 @@ use crate::support::{channel, eventually};
 
 const LIMIT: usize = 100_000;
 
-/// Answers what the message asks for, and counts the running calls.
+/// Answers what the message asks for, and counts the running calls and the streams that it began.
 #[derive(Clone, Default)]
 pub struct Echo {
     pub running: Arc<AtomicUsize>,
+    pub streams: Arc<AtomicUsize>,
     gate: CancellationToken,
 }
 
@@ -109,6 +110,7 @@ impl KV for Echo {
 
     /// It has a head, and never an end.
     async fn range_stream(&self, _: Request<Bytes>) -> Result<Response<Self::RangeStreamStream>, Status> {
+        self.streams.fetch_add(1, Ordering::SeqCst);
         Ok(Response::new(Box::pin(tokio_stream::pending())))
     }
 
