@@ -6,7 +6,6 @@
 //! there (`meta/revision_pairs`).
 
 use std::ops::DerefMut;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +18,7 @@ use kindred_transport::grpc;
 use kindred_wire::error::EtcdError;
 use kindred_wire::peek;
 use kindred_wire::refusal::KindredError;
+use tokio::sync::watch;
 use tonic::{Code, Status};
 
 use super::raise::{everything, raise};
@@ -156,7 +156,7 @@ pub struct Compactor {
     owed: Mutex<Owed>,
     /// The highest revision that a client compacted through this router. Watches must not begin below it, although a
     /// feed may still hold older events.
-    compacted: AtomicI64,
+    compacted: watch::Sender<Revision>,
     /// What the revisions of a default store that is a stock etcd mean to the shards.
     pub observed: Arc<Observed>,
 }
@@ -165,17 +165,28 @@ impl Compactor {
     #[must_use]
     pub fn new(stores: Stores) -> Arc<Self> {
         let observed = Observed::new(stores.clone());
-        Arc::new(Self { stores, owed: Mutex::default(), compacted: AtomicI64::new(0), observed })
+        Arc::new(Self {
+            stores,
+            owed: Mutex::default(),
+            compacted: watch::Sender::new(Revision::ZERO),
+            observed,
+        })
     }
 
     /// The highest revision that a client compacted, as far as this router knows.
     #[must_use]
     pub fn compacted(&self) -> Revision {
-        Revision(self.compacted.load(Ordering::Acquire))
+        *self.compacted.borrow()
+    }
+
+    /// Changes when [`Self::compacted`] does.
+    #[must_use]
+    pub fn compactions(&self) -> watch::Receiver<Revision> {
+        self.compacted.subscribe()
     }
 
     fn note_compacted(&self, at: Revision) {
-        self.compacted.fetch_max(at.get(), Ordering::AcqRel);
+        self.compacted.send_if_modified(|compacted| std::mem::replace(compacted, at.max(*compacted)) < at);
     }
 
     /// Takes over a compaction that was made elsewhere: every shard owes it, as far as this router knows.

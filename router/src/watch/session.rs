@@ -56,7 +56,7 @@ where
     S: Stream<Item = Result<Bytes, Status>> + Unpin,
 {
     let (stopping, bells) = (path.drain.stopping(), session.outside.bells.clone());
-    let mut generations = path.routing.generations();
+    let (mut generations, mut compactions) = (path.routing.generations(), path.compactor.compactions());
     let mut half_closed = false;
     // Of the store that refuses the session's stream, if one does.
     let mut refusal = None;
@@ -103,8 +103,9 @@ where
                 }
             }
             () = bells.rung() => session.step(now(), Event::Rung),
-            // The sender lives as long as the router.
+            // The senders live as long as the router.
             Ok(()) = generations.changed() => session.step(now(), Event::NewMap),
+            Ok(()) = compactions.changed() => session.step(now(), Event::Compacted),
             () = tokio::task::yield_now(), if session.has_work() => {}
             () = sleep_until(timer) => session.step(now(), Event::Timer),
         }

@@ -53,6 +53,7 @@ impl<O: Outside> Session<O> {
                     announced: false,
                     live: false,
                     fragments: Fragments::default(),
+                    quiet: true,
                     cancel: false,
                     displaced: false,
                     places: 0,
@@ -243,7 +244,7 @@ impl<O: Outside> Session<O> {
         }
         let number = self.next_number;
         self.next_number += 1;
-        self.upstreams.insert(store, Upstream { number, failures });
+        self.upstreams.insert(store, Upstream { number, failures, asked: 0, asked_by_round: 0 });
         self.outside.open(store, number, backoff(failures), first);
     }
 

@@ -60,6 +60,10 @@ impl<O: Outside> Session<O> {
             return Ok(());
         }
         if response.watch_id == NO_WATCH && response.is_progress() {
+            if let Some(upstream) = self.upstreams.get_mut(&store) {
+                upstream.asked = upstream.asked.saturating_sub(1);
+                upstream.asked_by_round = upstream.asked_by_round.saturating_sub(1);
+            }
             self.on_progressed(Origin::Store(store), Revision(revision));
             return Ok(());
         }
@@ -85,6 +89,7 @@ impl<O: Outside> Session<O> {
         }
         let (first, last) = match message::span(&bytes)? {
             Some((first, last)) => {
+                watch.quiet = false;
                 let first = watch.fragments.first.unwrap_or(first);
                 if response.fragment {
                     watch.fragments.first = Some(first);
@@ -159,6 +164,7 @@ impl<O: Outside> Session<O> {
         }
         watch.announced = true;
         let cancel = watch.cancel;
+        self.expect_periodic(uid);
         self.say(message::for_client(bytes.clone(), self.ids, client_id));
         self.settle(uid);
         if cancel {

@@ -59,9 +59,11 @@ impl Create {
         }
     }
 
-    /// The create request for a store, with the watch's id there and its position; `fenced` for a stock etcd.
+    /// The create request for a store, with the watch's id there and its position; `fenced` for a stock etcd. A watch on a
+    /// shard gets its periodic progress from the session, at the router's interval.
     pub(super) fn for_store(&self, watch_id: i64, start_revision: i64, fenced: bool) -> Bytes {
-        let create = WatchCreateRequest { start_revision, watch_id, ..self.asked() };
+        let progress_notify = self.progress_notify && fenced;
+        let create = WatchCreateRequest { start_revision, watch_id, progress_notify, ..self.asked() };
         match fenced {
             true => watch_request::create_behind_fence(&create).into(),
             false => watch_request::create(&create).into(),

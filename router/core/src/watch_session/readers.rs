@@ -182,10 +182,8 @@ impl<O: Outside> Session<O> {
             watch.next = current.get() + 1;
             watch.floor = current.get();
         }
-        if watch.create.progress_notify && self.next_periodic.is_none() {
-            self.next_periodic = Some(self.now + self.settings.notify);
-        }
         let (client_id, cancel, start) = (watch.client_id, watch.cancel, watch.create.start_revision);
+        self.expect_periodic(uid);
         self.show(uid, current.get());
         let head = WatchHead { created: true, ..WatchHead::default() };
         self.say(message::own(self.ids.header(current.get()), client_id, head));
@@ -390,7 +388,7 @@ impl<O: Outside> Session<O> {
             None => Encoded::of(&taken.entries, &side.filter),
         };
         let Some(Encoded { span: (first, last), fields }) = encoded else { return taken.more };
-        side.quiet = false;
+        watch.quiet = false;
         // With more to come, the header must not promise more than was sent.
         let header = if taken.more { last } else { taken.next.prev() };
         // Feeds are read no further than the target of the round, so these events never have to be held.

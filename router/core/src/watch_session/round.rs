@@ -79,8 +79,17 @@ impl<O: Outside> Session<O> {
             return;
         }
         self.only_periodic = false;
-        let commands = self.progress.request(&members);
+        let commands = match members[..] {
+            // Its next answer is to an earlier question, and may lie below what the client has seen since.
+            [Origin::Store(store)] if self.owes_a_round(store) => self.progress.begin(&members),
+            _ => self.progress.request(&members),
+        };
         self.follow(commands);
+    }
+
+    /// Whether a store still owes the answer to a question of a round.
+    fn owes_a_round(&self, store: StoreIx) -> bool {
+        self.upstreams.get(&store).is_some_and(|upstream| upstream.asked_by_round > 0)
     }
 
     /// When a request that had to wait after a round is tried again.
@@ -89,16 +98,29 @@ impl<O: Outside> Session<O> {
         (at > self.now).then_some(at)
     }
 
-    /// Sends periodic progress for watches on feeds; other watches get it from their stores.
+    /// Notes that a watch which the client knows from now on may want periodic progress.
+    pub(super) fn expect_periodic(&mut self, uid: i64) {
+        let wants = self.watches.get(&uid).is_some_and(|watch| watch.create.progress_notify);
+        if wants && self.next_periodic.is_none() {
+            self.next_periodic = Some(self.now + self.settings.notify);
+        }
+    }
+
+    /// Sends periodic progress; watches on a stock etcd get it from there.
     pub(super) fn on_period(&mut self) {
         if self.next_periodic.is_none_or(|at| at > self.now) {
             return;
         }
         self.next_periodic = Some(self.now + self.settings.notify);
         for (uid, watch) in &mut self.watches {
-            if let Some(feed) = watch.feed.as_mut().filter(|_| watch.announced)
-                && std::mem::replace(&mut feed.quiet, true)
+            let is_ours = match watch.origin {
+                Origin::Store(store) => self.outside.is_shard(store),
+                Origin::Feed(_) => true,
+            };
+            if watch.announced
+                && std::mem::replace(&mut watch.quiet, true)
                 && watch.create.progress_notify
+                && is_ours
             {
                 self.periodic.insert(*uid);
             }
@@ -109,6 +131,41 @@ impl<O: Outside> Session<O> {
             let commands = self.progress.begin(&members);
             self.follow(commands);
         }
+    }
+
+    /// Notes that watches which were given everything stand at or below what was compacted: if their store breaks or
+    /// their keys move, they could not go on from there. etcd cancels no watch that is up to date.
+    pub(super) fn on_compacted(&mut self) {
+        let compacted = self.outside.compacted().get();
+        let lags = |watch: &Watch<O::Reader>| watch.announced && self.next_of(watch) <= compacted;
+        if self.watches.values().any(lags) {
+            self.pass_at = Some(self.now);
+        }
+    }
+
+    /// Begins the round that raises all watches above what was compacted, as soon as something can be promised.
+    pub(super) fn pass_compaction(&mut self) {
+        if self.progress.in_round() || self.pass_at.is_none_or(|at| at > self.now) {
+            return;
+        }
+        let members = self.members();
+        // A stock etcd cannot be raised, and counts its own revisions.
+        let raises =
+            |member: &Origin| !matches!(member, Origin::Store(store) if !self.outside.is_shard(*store));
+        if members.is_empty() || !members.iter().all(raises) {
+            self.pass_at = None;
+        } else if self.can_promise(&members) {
+            self.only_periodic = true;
+            let commands = self.progress.begin(&members);
+            self.follow(commands);
+        } else {
+            self.pass_at = Some(self.now + ROUND_AGAIN);
+        }
+    }
+
+    /// When the round for a compaction is tried again.
+    pub(super) fn pass_due(&self) -> Option<Instant> {
+        self.pass_at.filter(|at| *at > self.now && !self.progress.in_round())
     }
 
     pub(super) fn on_progressed(&mut self, member: Origin, at: Revision) {
@@ -128,6 +185,7 @@ impl<O: Outside> Session<O> {
         if ended && !answers {
             // Some watch begins above the revision that could be promised, so nothing is answered, as in etcd.
             self.requested = None;
+            self.pass_at = None;
         }
         self.follow(commands);
     }
@@ -152,7 +210,7 @@ impl<O: Outside> Session<O> {
         let members = self.members();
         // A round that nobody waits for any more must ask the stores nothing: an answer would be taken for that to the
         // client's next request.
-        let is_idle = self.only_periodic && self.periodic.is_empty();
+        let is_idle = self.only_periodic && self.periodic.is_empty() && self.pass_at.is_none();
         if self.progress.in_round() && (is_idle || !self.can_promise(&members)) {
             return self.abort_round();
         }
@@ -167,9 +225,11 @@ impl<O: Outside> Session<O> {
     pub(super) fn abort_round(&mut self) {
         self.give_up_asking();
         self.only_periodic = false;
+        let again = self.now + ROUND_AGAIN;
         if let Some(request) = &mut self.requested {
-            request.not_before = self.now + ROUND_AGAIN;
+            request.not_before = again;
         }
+        self.pass_at = self.pass_at.map(|_| again);
         let commands = self.progress.abort();
         self.follow(commands);
     }
@@ -202,14 +262,19 @@ impl<O: Outside> Session<O> {
                     self.follow(commands);
                 }
                 Command::Forward(Origin::Store(store)) => {
-                    if let Some(upstream) = self.upstreams.get(&store).copied() {
+                    let (in_round, now) = (self.progress.in_round(), self.now);
+                    if let Some(upstream) = self.upstreams.get_mut(&store) {
                         let sent = self.outside.send(store, message::progress());
+                        upstream.asked += u32::from(sent);
+                        if in_round && sent {
+                            upstream.asked_by_round = upstream.asked;
+                        }
                         let passed_on = sent.then_some((store, upstream.number));
                         // A request for which the queue had no room is tried again later. In a round, the expiry of the
                         // round does that.
-                        if let Some(request) = self.requested.as_mut().filter(|_| !self.progress.in_round()) {
+                        if let Some(request) = self.requested.as_mut().filter(|_| !in_round) {
                             request.passed_on = passed_on;
-                            request.not_before = self.now + ROUND_AGAIN;
+                            request.not_before = now + ROUND_AGAIN;
                         }
                     }
                 }
@@ -234,6 +299,7 @@ impl<O: Outside> Session<O> {
     }
 
     fn answer(&mut self, at: Revision) {
+        self.pass_at = None;
         for watch in self.watches.values_mut().filter(|watch| watch.announced) {
             watch.next = watch.next.max(at.get() + 1);
         }

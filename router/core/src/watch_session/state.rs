@@ -53,6 +53,8 @@ pub(super) struct Watch<R> {
     /// The fragments of a message whose last one has not come. The client gets them together: between the fragments of a
     /// message no other may come (etcd's `clientv3/watch.go`, `serveWatchClient`, drops it).
     pub(super) fragments: Fragments,
+    /// No event was sent since the last periodic progress.
+    pub(super) quiet: bool,
     /// The client has cancelled the watch and waits for the answer.
     pub(super) cancel: bool,
     /// The store has refused or ended the watch because its keys are moving.
@@ -91,6 +93,10 @@ pub(super) struct Upstream {
     pub(super) number: u64,
     /// How often in a row a stream to this store broke before it delivered a message.
     pub(super) failures: u32,
+    /// How many progress requests on it were not answered yet.
+    pub(super) asked: u32,
+    /// How many of their answers come until the last question of a round is answered.
+    pub(super) asked_by_round: u32,
 }
 
 /// A feed that at least one watch of the session reads.
@@ -135,8 +141,6 @@ pub(super) struct FeedWatch<R> {
     /// The feed that it reads while the live feed does not reach back to its position, and its passed gaps there.
     pub(super) catch_up: Option<(R, Passed)>,
     pub(super) turn: Turn,
-    /// No event was sent since the last periodic progress.
-    pub(super) quiet: bool,
     /// It has had everything once, so that what comes now is new.
     pub(super) caught_up: bool,
 }
@@ -155,7 +159,6 @@ impl<R> FeedWatch<R> {
             passed: Passed::default(),
             catch_up: None,
             turn: Turn::Off,
-            quiet: true,
             caught_up: false,
         }
     }
@@ -213,9 +216,11 @@ pub struct Session<O: Outside> {
     pub(super) next_feed: FeedNo,
     /// Watches that get a progress notification when the present round is answered.
     pub(super) periodic: BTreeSet<i64>,
-    /// The round under way answers the periodic notifications only, no request of the client.
+    /// The round under way answers no request of the client.
     pub(super) only_periodic: bool,
     pub(super) next_periodic: Option<Instant>,
+    /// A compaction has come up to the positions of idle watches, which a round is to raise, but not before this time.
+    pub(super) pass_at: Option<Instant>,
     /// The client's latest unanswered progress request.
     pub(super) requested: Option<Request>,
     /// Feeds may have something for the client, so [`Session::turn`] has work.
@@ -266,6 +271,7 @@ impl<O: Outside> Session<O> {
             periodic: BTreeSet::new(),
             only_periodic: false,
             next_periodic: None,
+            pass_at: None,
             requested: None,
             dirty: false,
             read_to: None,

@@ -70,7 +70,7 @@ impl<O: Outside> Session<O> {
         };
         let round = self.round_since.map(|since| since + ROUND_MAX);
         let timers = create.into_iter().chain(round).chain(self.next_periodic);
-        timers.chain(self.place_at).chain(self.request_due()).min()
+        timers.chain(self.place_at).chain(self.request_due()).chain(self.pass_due()).min()
     }
 
     /// Takes one event. A [`Session::turn`] must follow.
@@ -83,6 +83,7 @@ impl<O: Outside> Session<O> {
             Event::Present { uid, present } => self.on_feed_present(uid, present),
             Event::Rung => self.dirty = true,
             Event::NewMap => self.place_again(),
+            Event::Compacted => self.on_compacted(),
             Event::Timer => self.on_timer(),
         }
     }
@@ -92,6 +93,7 @@ impl<O: Outside> Session<O> {
         self.now = now;
         self.pump();
         self.answer_request();
+        self.pass_compaction();
         self.end.take()
     }
 

@@ -81,6 +81,8 @@ pub enum Event<'a> {
     Rung,
     /// There is a newer map.
     NewMap,
+    /// A client has compacted: `Outside::compacted` is higher.
+    Compacted,
     /// The time of `Session::timer` has come.
     Timer,
 }

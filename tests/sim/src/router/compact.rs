@@ -11,7 +11,7 @@ use kindred_router_core::store::StoreIx;
 use tonic::Status;
 
 use super::reads::{failed, refused};
-use super::{Fail, Router};
+use super::{Fail, Router, Session};
 use crate::messages::{Reply, Request};
 use crate::world::SECOND;
 
@@ -54,6 +54,7 @@ impl Compacting for Router {
 
     fn compacted(&self, at: Revision) {
         self.compacted.set(self.compacted.get().max(at));
+        self.tell_sessions(Session::compacted);
     }
 }
 

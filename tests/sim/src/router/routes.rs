@@ -99,17 +99,22 @@ impl Router {
         self.world.note(format_args!("r{} takes map {:?}", self.at, routes.generation()));
         shown::replace(self, routes);
         wake(&self.known.waiting);
+        self.tell_sessions(Session::new_map);
+    }
+
+    /// Tells all sessions.
+    pub(super) fn tell_sessions(&self, news: impl Fn(&Session)) {
         self.known.sessions.borrow_mut().retain(|session| match session.upgrade() {
             Some(session) => {
-                session.new_map();
+                news(&session);
                 true
             }
             None => false,
         });
     }
 
-    /// Registers a session, which then hears of newer maps.
-    pub(super) fn tell_maps(&self, session: &Rc<Session>) {
+    /// Registers a session, which then hears of newer maps and of compactions.
+    pub(super) fn tell(&self, session: &Rc<Session>) {
         self.known.sessions.borrow_mut().push(Rc::downgrade(session));
     }
 

@@ -42,6 +42,7 @@ struct Inbox {
     present: VecDeque<(i64, Present)>,
     rung: bool,
     new_map: bool,
+    compacted: bool,
     timer: bool,
 }
 
@@ -54,6 +55,7 @@ enum From {
     Present,
     Rung,
     NewMap,
+    Compacted,
     Timer,
 }
 
@@ -96,7 +98,7 @@ impl Session {
                 to_client,
             }
         });
-        router.tell_maps(&session);
+        router.tell(&session);
         let (this, world) = (Rc::downgrade(&session), router.world.clone());
         router.world.spawn(router.life, async move {
             loop {
@@ -125,6 +127,11 @@ impl Session {
     /// Notes that the router has a newer map.
     pub(super) fn new_map(&self) {
         self.post(|inbox| inbox.new_map = true);
+    }
+
+    /// Notes that a client has compacted.
+    pub(super) fn compacted(&self) {
+        self.post(|inbox| inbox.compacted = true);
     }
 
     /// Notes that the client has read a message.
@@ -192,6 +199,7 @@ impl Session {
             }
             From::Rung => std::mem::take(&mut inbox.rung).then(|| event(Event::Rung)),
             From::NewMap => std::mem::take(&mut inbox.new_map).then(|| event(Event::NewMap)),
+            From::Compacted => std::mem::take(&mut inbox.compacted).then(|| event(Event::Compacted)),
             From::Timer => std::mem::take(&mut inbox.timer).then(|| event(Event::Timer)),
         }
     }
@@ -211,6 +219,7 @@ impl Session {
             (From::Present, !inbox.present.is_empty()),
             (From::Rung, inbox.rung),
             (From::NewMap, inbox.new_map),
+            (From::Compacted, inbox.compacted),
             (From::Timer, inbox.timer),
         ];
         kinds.into_iter().filter_map(|(kind, may)| may.then_some(kind)).collect()

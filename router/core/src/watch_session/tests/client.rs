@@ -105,7 +105,7 @@ impl Client {
     }
 
     pub fn create(&mut self, create: Create) {
-        self.request(create.for_store(create.watch_id, create.start_revision, false));
+        self.request(watch_request::create(&create.asked()).into());
     }
 
     pub fn cancel(&mut self, watch_id: i64) {
@@ -151,6 +151,12 @@ impl Client {
     pub fn new_map(&mut self, generation: u64, pods: [StoreIx; 2], configmaps: StoreIx) {
         self.outside().routes = map(generation, pods, configmaps);
         self.step(Event::NewMap);
+    }
+
+    /// A client compacts.
+    pub fn compacts(&mut self, at: i64) {
+        self.outside().compacted = at;
+        self.step(Event::Compacted);
     }
 
     /// Lets time pass; timers ring as they are due.

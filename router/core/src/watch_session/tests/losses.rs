@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kindred_partition_config::ids::Revision;
 
-use super::super::{Event, Present};
-use super::client::{Client, configmaps, created, events, pods, range, single};
-use super::fake::{A, put};
+use super::super::{Event, Present, ROUND_MAX, Said};
+use super::client::{Client, configmaps, created, events, pods, progressed, range, single};
+use super::fake::{A, B, put};
 use crate::gaps::Gap;
 
 /// A client with a watch of one config map each that was given everything up to its revision, and one feed.
@@ -206,4 +206,55 @@ fn what_one_feed_loses_holds_up_no_other_watch_of_the_stream() {
     client.feed(0).begins_anew(50);
     client.says(A, events(2, 21, &[put("pods/a", 21)]));
     assert_eq!(client.hears(), ["1 @21: put a 21 after 1", "0 @21 canceled compacted 50"]);
+}
+
+/// A watch of one key that had no event stood where it began. When its shard came back after a compaction, or its key
+/// moved, the shard answered that this position was compacted, though the client had missed nothing.
+#[test]
+fn f57_idle_watches_pass_what_a_client_compacts() {
+    let mut client = Client::new();
+    client.create(single("pods/a"));
+    client.says(A, created(1, 20));
+    client.create(pods().from(11));
+    assert_eq!(client.hears().len(), 2);
+    client.did();
+    client.compacts(40);
+    client.answer(50);
+    client.feed(0).watermark(50);
+    client.says(A, progressed(50));
+    assert_eq!(client.hears(), [""; 0], "the client has asked for nothing");
+    client.did();
+    client.said(A, Said::Broken);
+    assert_eq!(client.did(), ["A: open in 20ms, create 1 pods/a from 51"]);
+    client.new_map(2, [B, B], A);
+    assert!(
+        client.feed(0).readers() == 0
+            && client.did().contains(&"B: open, create 1/1 pods/a from 51".to_owned())
+    );
+    // What was compacted before concerns nobody any more.
+    client.compacts(45);
+    assert_eq!(client.asks(), vec![]);
+}
+
+#[test]
+fn f57_a_round_for_a_compaction_that_fails_is_tried_again_and_gives_way_to_the_client() {
+    let mut client = Client::new();
+    client.create(single("pods/a"));
+    client.says(A, created(1, 20));
+    client.hears();
+    client.did();
+    client.compacts(40);
+    assert_eq!(client.did(), ["A: ask"]);
+    client.asks();
+    client.pass(2 * ROUND_MAX);
+    assert_eq!(client.did(), ["A: ask"], "the first one took too long");
+    client.progress();
+    client.answer(50);
+    client.says(A, progressed(50));
+    assert_eq!(client.hears(), [""; 0], "the client asked later, and gets the next one");
+    client.answer(60);
+    client.says(A, progressed(60));
+    assert_eq!(client.hears(), ["-1 @60 progress"]);
+    client.pass(2 * ROUND_MAX);
+    assert_eq!(client.asks(), vec![]);
 }

@@ -371,6 +371,50 @@ fn idle_watches_that_ask_for_it_are_notified_every_five_seconds_and_others_are_n
     assert_eq!(heard, ["0 @40 progress", "2 @40 progress"]);
 }
 
+/// Row 104: the interval of the router is that of all its watches, and not the shard's for a watch of one key.
+#[test]
+fn f104_a_watch_of_one_key_is_notified_at_the_routers_interval() {
+    let mut client = Client::new();
+    client.create(Create { progress_notify: true, ..single("pods/a") });
+    client.says(A, created(1, 20));
+    client.hears();
+    let period = |client: &mut Client, at: i64, busy: bool| {
+        if busy {
+            client.says(A, events(1, at - 1, &[put("pods/a", at - 1)]));
+        }
+        client.pass(Settings::default().notify);
+        client.answer(at);
+        if !busy {
+            client.says(A, progressed(at));
+        }
+        client.hears()
+    };
+    assert_eq!(period(&mut client, 30, false), ["0 @30 progress"]);
+    assert_eq!(period(&mut client, 40, true), ["0 @39: put a 39 after 1"]);
+    assert_eq!(period(&mut client, 50, false), ["0 @50 progress"]);
+}
+
+/// The store's next answer is to a question of before the request.
+#[test]
+fn r7_a_request_behind_a_question_without_an_answer_gets_a_round() {
+    let mut client = Client::new();
+    client.create(Create { progress_notify: true, ..single("pods/a") });
+    client.says(A, created(1, 20));
+    client.hears();
+    client.pass(Settings::default().notify);
+    client.answer(30);
+    client.pass(ROUND_MAX);
+    assert!(client.did().contains(&"A: progress".to_owned()));
+    client.progress();
+    client.says(A, progressed(30));
+    client.pass(ROUND_MAX / 2);
+    client.answer(40);
+    client.says(A, progressed(35));
+    assert_eq!(client.hears(), NONE);
+    client.says(A, progressed(40));
+    assert_eq!(client.hears(), ["0 @40 progress", "-1 @40 progress"]);
+}
+
 #[test]
 fn r7_a_request_during_the_round_of_a_notification_gets_an_answer_of_its_own() {
     let mut client = Client::new();
