@@ -83,6 +83,12 @@ impl LeaseRouter {
         attach::attach_all(&Calls { leases: self, deadline }, leases, store.index).await
     }
 
+    /// The stock etcd that has all keys, if one has. Clients may use it directly beside kindred, in the first and in the last
+    /// step of a migration.
+    pub fn only_etcd(&self) -> Option<&Arc<Store>> {
+        self.stores.by_slot(self.cluster.state().only_etcd()?.into())
+    }
+
     /// Attaches a lease of keys that come from an etcd. If the etcd granted it, a shard becomes its home.
     ///
     /// # Errors

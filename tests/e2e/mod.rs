@@ -21,6 +21,7 @@ mod from_etcd;
 mod frozen;
 mod lease_homes;
 mod leases;
+mod leave;
 mod many_units;
 mod meta;
 mod moves;

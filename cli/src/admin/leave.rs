@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use http::Method;
 use kindred_proto::mvccpb::KeyValue;
@@ -24,6 +24,9 @@ use super::{
 use crate::leave::args::Begin;
 use crate::stock_etcd::{self, StockEtcd, judge};
 
+/// Routers look for leases that the etcd does not have every 30 s.
+const LEASES_MAX: Duration = Duration::from_secs(60);
+
 /// Runs the command and returns its exit status.
 pub fn run(args: &Begin, outer: &Connect) -> ExitCode {
     super::run_to_end(leave(args, outer))
@@ -38,6 +41,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     let known = known(&groups, &urls);
     let is_new = known.is_none();
     check(args, !is_new).await?;
+    let leases_before = direct(args)?.leases().await?;
     let home = match known {
         Some(name) => name,
         None => {
@@ -83,13 +87,15 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     if args.rehearse {
         if is_new {
             client.change(Method::DELETE, &format!("/api/v1/servicegroups/{home}"), None).await?;
+            end_leases(&direct(args)?, &leases_before).await?;
         }
         return output::print(&format!(
             "rehearsed: {} copied, compared and given up; everything is where it was\n",
             counted(moved, "part")
         ));
     }
-    compare(&client, args, &address).await?;
+    let served = compare(&client, args, &address).await?;
+    leases_came(&served, args).await?;
     output::print(&format!(
         "everything is on {home}: point apiservers there one by one; both ways are in use at once until kindred is stopped\n"
     ))
@@ -171,17 +177,52 @@ async fn check(args: &Begin, has_begun: bool) -> Result<(), Failure> {
     }
 }
 
-/// Compares what kindred serves with what the etcd has, key by key, at one revision.
-async fn compare(client: &Client, args: &Begin, address: &context::Address) -> Result<(), Failure> {
-    let snapshot = Snapshot::take(client).await?;
+/// Ends the leases without keys that came to the etcd since; kindred does not know it any more.
+async fn end_leases(direct: &Etcd, before: &[i64]) -> Result<(), Failure> {
+    for lease in direct.leases().await?.into_iter().filter(|lease| !before.contains(lease)) {
+        if !direct.lease_has_keys(lease).await? {
+            direct.revoke(lease).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A client of the etcd itself.
+fn direct(args: &Begin) -> Result<Etcd, Failure> {
     let tls = ClientTlsArgs {
         cacert: args.etcd_tls.etcd_trusted_ca_file.clone(),
         cert: args.etcd_tls.etcd_cert_file.clone(),
         key: args.etcd_tls.etcd_key_file.clone(),
         ..ClientTlsArgs::default()
     };
+    Etcd::new(&args.to, &tls)
+}
+
+/// Waits until the etcd has all leases, also those without keys.
+async fn leases_came(served: &Etcd, args: &Begin) -> Result<(), Failure> {
+    let direct = direct(args)?;
+    let end = Instant::now() + LEASES_MAX;
+    loop {
+        let here: BTreeSet<i64> = served.leases().await?.into_iter().collect();
+        let there: BTreeSet<i64> = direct.leases().await?.into_iter().collect();
+        let Some(missing) = here.difference(&there).next() else {
+            return output::print(&format!("{} at the etcd\n", counted(here.len() as u64, "lease")));
+        };
+        if Instant::now() >= end {
+            return Err(Failure::Refused(format!(
+                "lease {missing:x} did not come to the etcd within {} s: run this again",
+                LEASES_MAX.as_secs()
+            )));
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Compares what kindred serves with what the etcd has, key by key, at one revision. Returns a client of kindred.
+async fn compare(client: &Client, args: &Begin, address: &context::Address) -> Result<Etcd, Failure> {
+    let snapshot = Snapshot::take(client).await?;
     let served = Etcd::new(&snapshot.client_urls, &address.tls)?;
-    let direct = Etcd::new(&args.to, &tls)?;
+    let direct = direct(args)?;
     let comparing = async {
         let (mut keys, mut rate) = (BTreeMap::new(), Rate::new(None));
         let one = snapshot.read(&served, &mut rate, |kv| {
@@ -216,7 +257,8 @@ async fn compare(client: &Client, args: &Begin, address: &context::Address) -> R
     output::print(&format!(
         "compared at one revision: {} are equal, with values, revisions and leases\n",
         counted(keys, "key")
-    ))
+    ))?;
+    Ok(served)
 }
 
 /// A digest of all of a key.

@@ -124,6 +124,16 @@ impl ClusterState {
         candidates
     }
 
+    /// The slot of the stock etcd that has all keys; `None` while another store has some.
+    #[must_use]
+    pub fn only_etcd(&self) -> Option<u16> {
+        let mut partitions = self.map.partitions().iter().map(|partition| partition.placement.single());
+        let only = partitions.next()??;
+        let store = self.stores.get(usize::from(only.0))?;
+        let has_all = store.store_type == StoreType::Etcd && partitions.all(|at| at == Some(only));
+        store.slot.filter(|_| has_all)
+    }
+
     #[must_use]
     pub fn is_removed_slot(&self, slot: u16) -> bool {
         self.by_slot(slot).is_some_and(|store| store.state == StoreState::Removed)
@@ -236,6 +246,19 @@ mod tests {
         let next = drained(&etcd, "b", "c");
         assert_eq!((next.lease_home(), next.lease_heir(2)), (Some(3), Some(3)));
         assert_eq!(candidates(&next, 900), [3, 2, 1023]);
+    }
+
+    #[test]
+    fn the_only_etcd_has_all_keys() {
+        let stores = "{name: a, type: etcd, endpoints: [\"http://x:1\"]}, {name: b, slot: 2}";
+        let with = |partitions: &str| {
+            let text = format!("default: a\nstores: [{stores}]\npartitions: [{partitions}]\n");
+            ClusterState::bootstrap(&parse_config(&text).unwrap()).unwrap().only_etcd()
+        };
+        assert_eq!(with(""), Some(1023));
+        let pods = |store| format!("{{metadata: {{name: pods}}, resource: pods, serviceGroupId: {store}}}");
+        assert_eq!((with(&pods("a")), with(&pods("b"))), (Some(1023), None));
+        assert_eq!(three().only_etcd(), None);
     }
 
     #[test]

@@ -81,6 +81,13 @@ impl Lease {
             home.lease().lease_grant(deadline.request(request)).await
         })
         .await?;
+        if let (true, Some(etcd), Some(lease)) =
+            (home.is_shard(), self.leases.only_etcd(), LeaseId::from_wire(granted.id))
+            && let Err(status) = self.leases.attach_all(&[lease], etcd, deadline).await
+        {
+            // It comes there with its first key, or when the leases of its home are looked through.
+            tracing::debug!(%lease, error = status.message(), "a lease is not known yet at the etcd that has all keys");
+        }
         let revision = granted.header.map_or(0, |header| header.revision);
         granted.header = self.identity.typed_header(revision);
         Ok(granted)

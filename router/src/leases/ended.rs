@@ -35,7 +35,12 @@ pub async fn follow(leases: Arc<LeaseRouter>, home: Arc<Store>) {
 async fn follow_once(leases: &LeaseRouter, home: &Arc<Store>) -> Result<(), Status> {
     let ended = home.shard().lease_ended(LeaseEndedRequest {}).await?.into_inner();
     let finished = ended.map(|lease| async {
-        let lease = lease?;
+        let mut lease = lease?;
+        // Where all keys are, the client may have renewed the lease without kindred. That etcd ends it by its own time, as
+        // it ends any lease.
+        if let Some(only) = leases.only_etcd().and_then(|etcd| etcd.slot()) {
+            lease.attached_slots.retain(|slot| *slot != u32::from(only.get()));
+        }
         Ok::<_, Status>(leases.finish(LeaseId(lease.id), home, &lease.attached_slots).await)
     });
     let mut finished = std::pin::pin!(finished.buffer_unordered(AT_ONCE));

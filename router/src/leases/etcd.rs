@@ -6,10 +6,9 @@
 //!   TTL, which begins anew, as in an etcd whose leader changes, and notes that the etcd has keys of it too.
 //! * All others are the etcd's own.
 //!
-//! The shard's end of a lease is told to the etcd. A keepalive goes to both before it is answered, so the etcd ends none
+//! The shard's end of a lease is told to the etcd, unless that has all keys: then clients may renew it there, and it ends by
+//! the etcd's own time. A keepalive goes to both before it is answered, so the etcd ends none
 //! earlier than one TTL behind the last answer. If the shard is lost, the etcd ends it alone.
-
-use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -40,7 +39,8 @@ async fn look(
     Ok(Some(told.await?).filter(|told| told.ttl >= 0))
 }
 
-/// Tells an etcd of a lease that a shard has. It may have it already: adopted, or as one that was taken over.
+/// Tells an etcd of a lease that a shard has. It may have it already: adopted, or as one that was taken over; then its time
+/// begins anew, because nobody may have renewed it there since.
 ///
 /// # Errors
 /// When it cannot be asked.
@@ -50,8 +50,10 @@ pub async fn adopt(etcd: &Store, lease: LeaseId, ttl: i64, deadline: Deadline) -
         etcd.lease().lease_grant(deadline.request(request)).await
     });
     match granted.await {
-        Err(status) if grpc::etcd_error(&status) != Some(EtcdError::LeaseExists) => Err(status),
-        _ => Ok(()),
+        Err(status) if grpc::etcd_error(&status) == Some(EtcdError::LeaseExists) => {
+            keep_alive(etcd, lease.get(), deadline).await
+        }
+        granted => granted.map(drop),
     }
 }
 
@@ -120,7 +122,7 @@ pub async fn take_over(
 ///
 /// # Errors
 /// When the etcd cannot be asked.
-pub async fn keep_alive(etcd: &Arc<Store>, id: i64, deadline: Deadline) -> Result<(), Status> {
+pub async fn keep_alive(etcd: &Store, id: i64, deadline: Deadline) -> Result<(), Status> {
     let kept = call(etcd, Effect::Read, deadline, || async {
         // The request stream stays open until the answer is here.
         let requests = tokio_stream::once(pb::LeaseKeepAliveRequest { id }).chain(tokio_stream::pending());

@@ -1,5 +1,5 @@
 //! Moves leases whose home goes away (R12). A store that is drained hands its leases to its heir. The leases of a lost
-//! store are rebuilt from what other stores adopted of them.
+//! store are rebuilt from what other stores adopted of them. An etcd that has all keys gets all leases.
 //!
 //! Every router does this for every shard, without state of its own: any router may repeat any step. Until a lease is
 //! handed over, requests for it are refused as *moving* and so are retried; no store reports it as over meanwhile.
@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use kindred_partition_config::ids::LeaseId;
 use kindred_partition_config::state::{ClusterState, StoreState};
-use kindred_proto::shard_v1 as shard;
+use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
 use tonic::{Code, Status};
 
 use super::LeaseRouter;
@@ -64,7 +64,24 @@ async fn settle(homes: &LeaseRouter, store: &Store, state: &ClusterState) -> Res
         hand_over(homes, store, heir, drains).await?;
     }
     rebuild(homes, store, state).await?;
+    if let Some(etcd) = homes.only_etcd() {
+        show(homes, store, etcd).await?;
+    }
     Ok(!drains)
+}
+
+/// Makes all leases of a shard known to the etcd that has all keys: its clients may be about to leave kindred.
+async fn show(homes: &LeaseRouter, store: &Store, etcd: &Store) -> Result<(), Status> {
+    let deadline = Deadline::within(CALL_MAX);
+    let listed = call(store, Effect::Read, deadline, || async {
+        store.lease().lease_leases(deadline.request(pb::LeaseLeasesRequest {})).await
+    });
+    let leases: Vec<LeaseId> =
+        listed.await?.leases.into_iter().filter_map(|of| LeaseId::from_wire(of.id)).collect();
+    for some in leases.chunks(AT_ONCE) {
+        homes.attach_all(some, etcd, Deadline::within(CALL_MAX)).await?;
+    }
+    Ok(())
 }
 
 /// Hands all leases of a store to its heir. Without `begin`, only those whose transfer has begun.

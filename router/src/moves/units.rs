@@ -23,6 +23,7 @@ use crate::moves::mover::Mover;
 use crate::stores::Store;
 
 mod etcd;
+mod in_order;
 mod leg;
 mod live;
 mod stores;

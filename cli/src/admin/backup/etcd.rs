@@ -96,6 +96,28 @@ impl Etcd {
         Ok((told.ttl >= 0 && told.granted_ttl > 0).then_some((told.granted_ttl, told.ttl)))
     }
 
+    /// Whether a lease has keys.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub async fn lease_has_keys(&self, id: i64) -> Result<bool, Failure> {
+        let request = pb::LeaseTimeToLiveRequest { id, keys: true };
+        let told = self.again(|| async { self.lease.clone().lease_time_to_live(timed(request)).await }).await;
+        Ok(!told.map_err(|status| self.failed(&status))?.keys.is_empty())
+    }
+
+    /// Ends a lease, unless it has ended.
+    ///
+    /// # Errors
+    /// When the call fails.
+    pub async fn revoke(&self, id: i64) -> Result<(), Failure> {
+        let request = pb::LeaseRevokeRequest { id };
+        match self.again(|| async { self.lease.clone().lease_revoke(timed(request)).await }).await {
+            Err(status) if status.code() != Code::NotFound => Err(self.failed(&status)),
+            _ => Ok(()),
+        }
+    }
+
     /// Grants a lease with this id; false if the id is taken.
     ///
     /// # Errors

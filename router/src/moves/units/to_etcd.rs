@@ -5,11 +5,10 @@
 //! * **Revisions**: the etcd assigns new ones. They must lie above all that shards have shown, or a client's position would
 //!   be in the etcd's future, and it would hear of nothing. So the etcd must have begun with a revision above the clock
 //!   (`kindred leave prepare`). Before the switch it is compacted: a watch or list at a revision of before is told so.
-//! * **Copy**: the current version of each key, then what changes, as transactions of puts and deletes. Their order among
-//!   keys does not matter, as nobody reads them. Versions of keys begin anew.
+//! * **Copy**: the current version of each key, then what changes, as transactions of puts and deletes. Versions of keys begin
+//!   anew; the order in which they were created stays, where clients may read it ([`super::in_order`]).
 //! * **Leases** are adopted by the etcd (`crate::leases::etcd`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +28,7 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::etcd::{INCARNATION, Pages, Sink, current_revision, has_fence};
+use super::in_order::{Change, Later};
 use super::leg::Each;
 use super::live::bounded;
 use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps, UnitStores as _, on_wire};
@@ -50,8 +50,8 @@ const ABOVE_WRITES: i64 = 1_000_000_000;
 const COMPARISONS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What becomes of a key: its value and lease, or nothing.
-type Changes = BTreeMap<Bytes, Option<(Bytes, i64)>>;
+/// What becomes of keys, each of which is there once: its value and lease, or nothing.
+pub(super) type Changes = Vec<(Bytes, Option<(Bytes, i64)>)>;
 
 impl UnitSteps<'_, Arc<Mover>> {
     /// The keys of the unit at a store, but the fence.
@@ -64,9 +64,9 @@ impl UnitSteps<'_, Arc<Mover>> {
     }
 
     /// Applies changes, in transactions that compare the fence.
-    async fn apply(&self, known: &Known, changes: Changes) -> Result<(), Failed> {
+    pub(super) async fn apply(&self, known: &Known, changes: Changes) -> Result<(), Failed> {
         let leases: Vec<LeaseId> =
-            changes.values().flatten().filter_map(|(_, lease)| LeaseId::from_wire(*lease)).collect();
+            changes.iter().filter_map(|(_, now)| LeaseId::from_wire(now.as_ref()?.1)).collect();
         self.stores.attach_all(&leases, self.target()).await?;
         let (mut ops, mut bytes) = (Vec::new(), 0);
         for (key, change) in changes.into_iter().filter(|(key, _)| key != FENCE_KEY) {
@@ -145,7 +145,7 @@ impl UnitSteps<'_, Arc<Mover>> {
         }
         let request = pb::CopyRequest { r#move: self.unit_move(), ..Default::default() };
         let mut copied = self.stores.copy(self.source(), request).await?;
-        let (mut at, began, mut sent) = (0, self.stores.now(), 0);
+        let (mut at, began, mut sent, mut later) = (0, self.stores.now(), 0, Later::default());
         while let Some(chunk) = self.stores.next_copied(self.source(), &mut copied).await? {
             if chunk.at > 0 {
                 at = chunk.at;
@@ -153,19 +153,20 @@ impl UnitSteps<'_, Arc<Mover>> {
             let bytes = chunk.keys.iter().map(super::weight).sum();
             self.count(chunk.keys.len(), bytes).await;
             sent += bytes as u64;
-            let mut changes = Changes::new();
+            let mut kvs = Vec::with_capacity(chunk.keys.len());
             for key in chunk.keys {
                 if let Some(last) = key.versions.last().filter(|last| !last.deletion) {
                     let kv = KeyValue::decode(last.kv.clone())
                         .map_err(|error| Failed::Other(format!("a copied key does not parse: {error}")))?;
-                    changes.insert(key.key, Some((kv.value, kv.lease)));
+                    kvs.push(kv);
                 }
             }
-            self.apply(&known, changes).await?;
+            self.apply_copied(&known, kvs, &mut later).await?;
         }
         if at == 0 {
             return Err(Failed::Other(format!("store {:?} ended the copy at once", self.names().0)));
         }
+        self.apply_later(&known, later, at).await?;
         self.stores.copied(sent, self.stores.now().saturating_sub(began));
         brought.through = Some(Revision(at));
         Ok(())
@@ -174,28 +175,30 @@ impl UnitSteps<'_, Arc<Mover>> {
     /// Copies the unit from another etcd. Returns the revision there.
     async fn copy_from_etcd(&self, known: &Known) -> Result<i64, Failed> {
         let (mut pages, began, mut sent) = (self.pages_at(0), self.stores.now(), 0);
+        let mut later = Later::default();
         while let Some(kvs) = pages.next(self.owner()).await? {
             let bytes = kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
             self.count(kvs.len(), bytes).await;
             sent += bytes as u64;
-            let changes = kvs.into_iter().map(|kv| (kv.key, Some((kv.value, kv.lease)))).collect();
-            self.apply(known, changes).await?;
+            self.apply_copied(known, kvs, &mut later).await?;
         }
+        self.apply_later(known, later, pages.at).await?;
         self.stores.copied(sent, self.stores.now().saturating_sub(began));
         Ok(pages.at)
     }
 
     /// Applies what a shard, or another etcd, has told.
     pub(super) async fn apply_events(&self, known: &Known, events: &[pb::FeedEvent]) -> Result<(), Failed> {
-        let mut changes = Changes::new();
+        let mut changes = Vec::with_capacity(events.len());
         for event in events {
             let event = EventRef::parse(&event.event)?;
             let kv = KeyValue::decode(event.kv)
                 .map_err(|error| Failed::Other(format!("an event does not parse: {error}")))?;
             let is_put = event.event_type == EventType::Put;
-            changes.insert(kv.key, is_put.then_some((kv.value, kv.lease)));
+            let creates = is_put && kv.create_revision == kv.mod_revision;
+            changes.push(Change { key: kv.key, now: is_put.then_some((kv.value, kv.lease)), creates });
         }
-        self.apply(known, changes).await
+        self.apply_in_order(known, changes).await
     }
 
     /// Follows another etcd to its current revision, or to where the unit is frozen.
