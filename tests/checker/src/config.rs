@@ -55,7 +55,8 @@ pub struct Config {
     /// prev_kv may be absent once the previous version was compacted. This is so in etcd; kindred cancels the watch
     /// instead.
     pub prev_kv_compactable: bool,
-    /// The first events of a watch may lack prev_kv: etcd begins a watch, and only then notes that it wants them
+    /// The first events of a watch may lack prev_kv, and the last ones before the client's cancel is answered: etcd begins
+    /// a watch, and only then notes that it wants them, and it forgets that before it has sent what waits
     /// (`server/etcdserver/api/v3rpc/watch.go`).
     pub prev_kv_late: bool,
     /// The header of `created` may be above where a watch without a start begins, which is above all that was known

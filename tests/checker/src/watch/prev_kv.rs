@@ -32,7 +32,7 @@ fn wrong(
     let (event, kv) = (item.event, &item.event.kv);
     let Some(previous) = &event.prev_kv else {
         let created = event.kind == EventKind::Put && kv.create == kv.modified;
-        let late = context.config.prev_kv_late && item.group == 0;
+        let late = context.config.prev_kv_late && (item.group == 0 || is_at_the_end(view, item));
         let needed = view.watch.options.prev_kv && !created && !late && !may_be_compacted(context, item);
         return needed.then_some(("no prev_kv", None));
     };
@@ -51,6 +51,12 @@ fn wrong(
         State::Present(entry) if entry.shows(previous) => None,
         State::Present(entry) => Some(("wrong prev_kv", Some(format!("the version before: {entry:?}")))),
     }
+}
+
+/// Whether the watch was canceled, and no event from this one on has a previous version.
+fn is_at_the_end(view: &WatchView<'_>, item: &EventItem<'_>) -> bool {
+    let mut rest = view.events.iter().filter(|other| other.sequence >= item.sequence);
+    view.canceled.is_some() && rest.all(|other| other.event.prev_kv.is_none())
 }
 
 /// Whether, before the event arrived, a client requested a compaction that may have removed the previous version.

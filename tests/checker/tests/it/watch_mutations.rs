@@ -333,6 +333,30 @@ fn prev_kv_may_begin_late_in_etcd_only() {
     }
 }
 
+/// A run against a real etcd: the event that was under way when the client cancelled came without.
+#[test]
+fn prev_kv_may_end_early_in_etcd_only() {
+    for (flavour, lacks, canceled, clean) in [
+        (Flavour::Etcd, 3, true, true),
+        (Flavour::Etcd, 2, true, false),
+        (Flavour::Etcd, 3, false, false),
+        (Flavour::Kindred, 3, true, false),
+    ] {
+        let mut world = World::new(flavour);
+        let created = world.put(0, "/registry/pods/a", "a1");
+        let watch = world.watch(1, 1, PODS, from(created.next().0));
+        let values = ["a2", "a3", "a4"];
+        let last = values.map(|value| world.put(0, "/registry/pods/a", value))[2];
+        world.deliver(watch);
+        world.events(watch, lacks)[0].prev_kv = None;
+        if canceled {
+            let none = WatchBody::Canceled { compact_revision: Revision(0), reason: String::new() };
+            world.respond(watch, last, none);
+        }
+        assert_eq!(world.check().is_clean(), clean, "{lacks} {canceled}");
+    }
+}
+
 #[test]
 fn filtered_kinds_and_foreign_keys() {
     let mut world = one_watch();
