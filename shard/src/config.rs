@@ -349,7 +349,7 @@ impl Options {
         let secret = self.cluster_secret_file.as_ref().map_or(Ok(None), read);
         let names: Vec<_> =
             self.router_names.as_deref().map(list).into_iter().flatten().map(str::to_owned).collect();
-        if !names.is_empty() && tls.trusted_ca_file.is_none() {
+        if !names.is_empty() && tls.trusted_ca().is_none() {
             errors.push(wrong(
                 "router-names",
                 "certificates are shown only with --cert-file, --key-file and --trusted-ca-file",

@@ -17,17 +17,23 @@ use super::files::{Named, Tried, certified_key};
 use super::peer::{Allowed, NamedClients};
 use super::{RELOAD_EVERY, TlsError, TlsVersion, crypto_provider};
 
+/// A path; an empty one is none, as with etcd.
+fn path() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
+    use clap::builder::{OsStringValueParser, TypedValueParser as _};
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
 /// TLS flags of a server, named as in etcd.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ServerTlsArgs {
     /// TLS certificate of the server (PEM); reloaded when it changes.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub cert_file: Option<PathBuf>,
     /// Key of --cert-file (PEM).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub key_file: Option<PathBuf>,
     /// CA of the client certificates; as in etcd, this alone makes them mandatory.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub trusted_ca_file: Option<PathBuf>,
     /// Require client certificates; needs --trusted-ca-file. As etcd, it takes =true and =false.
     #[arg(long, action = clap::ArgAction::Set, value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -91,19 +97,30 @@ impl Default for ServerFlags {
     }
 }
 
+fn said(path: &Option<PathBuf>) -> Option<&PathBuf> {
+    path.as_ref().filter(|path| !path.as_os_str().is_empty())
+}
+
 impl ServerTlsArgs {
+    /// The CA of client certificates.
+    #[must_use]
+    pub fn trusted_ca(&self) -> Option<&PathBuf> {
+        said(&self.trusted_ca_file)
+    }
+
     /// The settings, or `None` if no flag asks for TLS.
     ///
     /// # Errors
     /// When a flag lacks its partner.
     pub fn settings(&self) -> Result<Option<ServerTlsSettings>, TlsError> {
+        let trusted_ca_file = self.trusted_ca().cloned();
         let flags = |text: &str| Err(TlsError::Flags(text.to_owned()));
         let names = !self.client_cert_allowed_cn.is_empty() || !self.client_cert_allowed_hostname.is_empty();
-        let (cert_file, key_file) = match (&self.cert_file, &self.key_file) {
-            (Some(cert_file), Some(key_file)) => (cert_file.clone(), key_file.clone()),
+        let (cert_file, key_file) = match (said(&self.cert_file).cloned(), said(&self.key_file).cloned()) {
+            (Some(cert_file), Some(key_file)) => (cert_file, key_file),
             (Some(_), None) => return flags("--cert-file needs --key-file, the key of that certificate"),
             (None, Some(_)) => return flags("--key-file needs --cert-file, the certificate of that key"),
-            (None, None) if self.trusted_ca_file.is_some() || self.client_cert_auth || names => {
+            (None, None) if trusted_ca_file.is_some() || self.client_cert_auth || names => {
                 return flags("client certificates can be demanded only with --cert-file and --key-file");
             }
             (None, None) if self.allow_plaintext => {
@@ -111,17 +128,17 @@ impl ServerTlsArgs {
             }
             (None, None) => return Ok(None),
         };
-        if self.trusted_ca_file.is_none() && self.client_cert_auth {
+        if trusted_ca_file.is_none() && self.client_cert_auth {
             return flags("--client-cert-auth needs --trusted-ca-file, the CA of the client certificates");
         }
-        if self.trusted_ca_file.is_none() && names {
+        if trusted_ca_file.is_none() && names {
             return flags("allowed names of client certificates need --trusted-ca-file, their CA");
         }
         if !self.client_cert_allowed_cn.is_empty() && !self.client_cert_allowed_hostname.is_empty() {
             return flags("give either --client-cert-allowed-cn or --client-cert-allowed-hostname");
         }
         Ok(Some(ServerTlsSettings {
-            trusted_ca_file: self.trusted_ca_file.clone(),
+            trusted_ca_file,
             allowed_cns: self.client_cert_allowed_cn.clone(),
             allowed_hostnames: self.client_cert_allowed_hostname.clone(),
             min_version: self.tls_min_version,
@@ -321,5 +338,18 @@ mod tests {
             of(&["--client-cert-auth", "--next"]).is_ok_and(|flags| flags.tls.client_cert_auth && flags.next)
         );
         assert!(of(&["--client-cert-auth=perhaps"]).is_err() && of(&["--client-cert-auth", "true"]).is_err());
+    }
+
+    /// Row 104 of the findings: manifests with a variable that is empty.
+    #[test]
+    fn f104_an_empty_path_is_none() {
+        let of = |words: &[&str]| {
+            let flags = Flags::try_parse_from([&["test"], words].concat()).unwrap();
+            flags.tls.settings().map(|settings| settings.map(|settings| settings.trusted_ca_file))
+        };
+        assert!(matches!(of(&["--cert-file=", "--key-file=", "--trusted-ca-file="]), Ok(None)));
+        assert!(matches!(of(&["--cert-file=c", "--key-file=k", "--trusted-ca-file="]), Ok(Some(None))));
+        assert!(of(&["--cert-file=c", "--key-file="]).is_err());
+        assert!(of(&["--cert-file=c", "--key-file=k", "--trusted-ca-file=", "--client-cert-auth"]).is_err());
     }
 }
