@@ -35,6 +35,17 @@ async fn plain(dir: &Path) -> anyhow::Result<()> {
             let answer = get(probe).await?;
             ensure!(answer.code == 200 && answer.body.trim() == "ok", "{probe}: {answer:?}");
         }
+        for check in ["/livez/serializable_read", "/readyz/linearizable_read", "/readyz/data_corruption"] {
+            let answer = get(check).await?;
+            ensure!(answer.code == 200, "{check}: {answer:?}");
+        }
+        for nowhere in ["/livez/linearizable_read/x", "/readyz/nothing"] {
+            let answer = get(nowhere).await?;
+            ensure!(
+                (answer.code, answer.body.trim()) == (404, "404 page not found"),
+                "{nowhere}: {answer:?}"
+            );
+        }
         ensure!(get("/readyz?verbose").await?.body.contains("[+]"));
         let metrics = get("/metrics").await?;
         ensure!(metrics.code == 200 && metrics.content.starts_with("text/plain"), "{metrics:?}");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{ConnectInfo, RawQuery, Request, State};
+use axum::extract::{ConnectInfo, Path, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -84,6 +84,9 @@ impl Default for Admin {
     }
 }
 
+/// The checks of etcd's `/livez` and `/readyz` (`server/etcdserver/api/etcdhttp/health.go`).
+const ETCD_CHECKS: [&str; 4] = ["data_corruption", "serializable_read", "linearizable_read", "non_learner"];
+
 impl Admin {
     /// An admin that is live and ready and has no metrics.
     #[must_use]
@@ -116,7 +119,9 @@ impl Admin {
     pub fn routes(self) -> Router {
         Router::new()
             .route("/livez", get(livez))
+            .route("/livez/{check}", get(livez_of))
             .route("/readyz", get(readyz))
+            .route("/readyz/{check}", get(readyz_of))
             .route("/health", get(health))
             .route("/version", get(version))
             .route("/metrics", get(metrics))
@@ -213,6 +218,24 @@ async fn livez(State(admin): State<Admin>, RawQuery(query): RawQuery) -> Respons
 
 async fn readyz(State(admin): State<Admin>, RawQuery(query): RawQuery) -> Response {
     probe("readyz", (admin.ready)(), query.as_deref().unwrap_or_default())
+}
+
+async fn livez_of(State(admin): State<Admin>, Path(check): Path<String>) -> Response {
+    probe_of("livez", (admin.live)(), &check)
+}
+
+async fn readyz_of(State(admin): State<Admin>, Path(check): Path<String>) -> Response {
+    probe_of("readyz", (admin.ready)(), &check)
+}
+
+/// One check by its name, or all of them by the name of one of etcd's, each of which they include.
+fn probe_of(probe: &str, mut checks: Vec<Check>, name: &str) -> Response {
+    if checks.iter().any(|check| check.name == name) {
+        checks.retain(|check| check.name == name);
+    } else if !ETCD_CHECKS.contains(&name) {
+        return (StatusCode::NOT_FOUND, "404 page not found\n").into_response();
+    }
+    self::probe(probe, checks, "")
 }
 
 fn probe(probe: &str, checks: Vec<Check>, query: &str) -> Response {

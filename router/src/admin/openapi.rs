@@ -47,6 +47,13 @@ fn probes(document: &mut Document) {
         .query("exclude", "The name of a check that does not count.")
         .text(200, "it is")
         .text(503, "it is not; the failed checks");
+    for (path, what) in [
+        ("/livez/{check}", "One check of /livez, by its name or one of etcd's, for which all count"),
+        ("/readyz/{check}", "One check of /readyz, by its name or one of etcd's, for which all count"),
+    ] {
+        let one = document.get(path, what).text(200, "it passed").text(503, "it failed");
+        one.text(404, "there is no such check");
+    }
     let health = document.get("/health", "Readiness in etcd's form");
     health.answer::<a::Health>(200, "ready").answer::<a::Health>(503, "not ready");
     document

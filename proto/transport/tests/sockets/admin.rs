@@ -49,6 +49,9 @@ async fn probes_version_metrics_and_own_routes() {
         ("/livez", "200", "ok"),
         ("/readyz", "200", "ok"),
         ("/readyz?verbose", "200", "[+]map ok\n[+]meta ok\nreadyz check passed\n"),
+        ("/readyz/meta", "200", "ok"),
+        ("/livez/serializable_read", "200", "ok"),
+        ("/livez/meta", "404", "404 page not found\n"),
         ("/health", "200", r#"{"health":"true","reason":""}"#),
         ("/version", "200", r#"{"etcdcluster":"3.7.0","etcdserver":"3.7.0","storage":"3.7.0"}"#),
         ("/metrics", "200", "kindred_up 1\n"),
@@ -63,6 +66,12 @@ async fn probes_version_metrics_and_own_routes() {
     for (path, status, body) in [
         ("/readyz", "503", "[+]map ok\n[-]meta failed: no answer for 5 s\nreadyz check failed\n"),
         ("/readyz?exclude=meta", "200", "ok"),
+        ("/readyz/map", "200", "ok"),
+        (
+            "/readyz/linearizable_read",
+            "503",
+            "[+]map ok\n[-]meta failed: no answer for 5 s\nreadyz check failed\n",
+        ),
         ("/health", "503", r#"{"health":"false","reason":"meta: no answer for 5 s"}"#),
         ("/livez", "200", "ok"),
     ] {
