@@ -8,6 +8,7 @@ pub mod attach;
 pub mod ended;
 mod etcd;
 pub mod heirs;
+pub mod orphans;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -103,7 +103,7 @@ pub struct Cluster {
     _meta: Etcd,
     pub routers: Vec<Router>,
     pub members: Vec<Member>,
-    _default: Shard,
+    pub default: Shard,
     stop: CancellationToken,
 }
 
@@ -144,7 +144,7 @@ impl Cluster {
             routers.push(router(dir, name, &meta, &file).await?);
         }
         let members = vec![Member::new(first, &stop)];
-        Ok(Self { _meta: meta, routers, members, _default: default, stop })
+        Ok(Self { _meta: meta, routers, members, default, stop })
     }
 
     /// Starts so many standbys, says that the store is to have them, and waits until they are in sync.

@@ -4,7 +4,7 @@
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
-use kindred_proto::etcdserverpb::{PutRequest, RangeRequest};
+use kindred_proto::etcdserverpb::{LeaseGrantRequest, PutRequest, RangeRequest};
 use kindred_tests::{
     process::our_binary,
     scenario::{self, wait_for},
@@ -187,6 +187,43 @@ async fn forced(dir: &Path) -> anyhow::Result<()> {
     cluster.member(&primary)?.up();
     ensure!(cluster.in_sync(0).await? == standby);
     Ok(())
+}
+
+/// Row 76 of the findings: a key at another store outlived its lease for ever, because only the lost primary had known that this
+/// store has keys of it.
+#[test]
+fn f76_a_lease_that_a_standby_lacked_ends_with_its_keys() {
+    scenario::run("failover_leases", 3 * LIMIT, |dir| async move { lost_lease(&dir).await });
+}
+
+async fn lost_lease(dir: &Path) -> anyhow::Result<()> {
+    const LEASED: &str = "leased";
+    let mut cluster = Cluster::start(dir).await?;
+    cluster.add_standbys(dir, &["second"], json!({ "mode": "async" })).await?;
+    cluster.in_sync(0).await?;
+    cluster.written("before").await?;
+    let (primary, standby) = (cluster.members[0].url.clone(), cluster.members[1].url.clone());
+    // While the default store is away, the store with the standby grants leases. The standby hears of none.
+    cluster.default.process.kill()?;
+    cluster.members[1].signal("-STOP").await?;
+    let client = cluster.routers[0].client.clone();
+    let lease = wait_for("a lease", LIMIT, || async {
+        let granted = client.lease.clone().lease_grant(LeaseGrantRequest { id: 0, ttl: 10 }).await;
+        Ok(granted.ok().map(|granted| granted.into_inner().id).filter(|id| id & 1023 == 2))
+    })
+    .await?;
+    cluster.default.process.restart().await?;
+    let put = || PutRequest { key: LEASED.into(), lease, ..PutRequest::default() };
+    wait_for("a key with it", LIMIT, || async { Ok(client.kv.clone().put(put()).await.ok()) }).await?;
+    cluster.member(&primary)?.kill().await?;
+    cluster.members[1].signal("-CONT").await?;
+    wait_for("the failover", LIMIT, || async { Ok(cluster.force(&standby).await.ok()) }).await?;
+    wait_for("the end of the lease", LIMIT, || async {
+        let range = RangeRequest { key: LEASED.into(), ..RangeRequest::default() };
+        let found = client.kv.clone().range(range).await;
+        Ok(found.is_ok_and(|found| found.into_inner().kvs.is_empty()).then_some(()))
+    })
+    .await
 }
 
 #[test]

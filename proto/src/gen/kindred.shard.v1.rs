@@ -425,6 +425,9 @@ pub struct AdoptedRequest {
     pub home_slots: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, tag = "2")]
     pub max: u32,
+    /// Only leases with higher ids; by default all. An earlier version does not know it, and answers from the beginning.
+    #[prost(int64, optional, tag = "3")]
+    pub above: ::core::option::Option<i64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AdoptedResponse {

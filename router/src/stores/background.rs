@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kindred_transport::Drain;
 
 use super::{Store, monitor, releases};
-use crate::leases::{ended, heirs};
+use crate::leases::{ended, heirs, orphans};
 use crate::meta::take::StateKeeper;
 use crate::outsiders::{bypass, direct};
 use crate::standbys;
@@ -22,6 +22,7 @@ pub fn start(keeper: &Arc<StateKeeper>, store: &Arc<Store>) {
         until_removed(&keeper.drain, store, releases::run(store.clone()));
         until_removed(&keeper.drain, store, standbys::run(keeper.clone(), store.clone()));
         until_removed(&keeper.drain, store, heirs::follow(keeper.leases.clone(), store.clone()));
+        until_removed(&keeper.drain, store, orphans::follow(keeper.leases.clone(), store.clone()));
     }
 }
 

@@ -157,6 +157,13 @@ impl StateCell {
         let _ = phase.wait_for(|phase| matches!(**phase, Phase::Up(_))).await;
     }
 
+    /// Waits until it is not up any more, or in another incarnation.
+    pub async fn wait_other(&self, incarnation: u64) {
+        let is_same = |phase: &Phase| matches!(phase, Phase::Up(of) if of.incarnation == incarnation);
+        let mut phase = self.phase.subscribe();
+        let _ = phase.wait_for(|phase| !is_same(phase)).await;
+    }
+
     /// Waits until the first handshake has ended, well or not.
     pub async fn wait_known(&self) {
         let mut phase = self.phase.subscribe();

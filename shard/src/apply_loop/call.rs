@@ -326,8 +326,8 @@ calls! {
         ids.into_iter().for_each(|id| core.engine.lease_handed(id, heir));
     };
     /// Leases of these homes that are known here.
-    ListAdopted { homes: Vec<Slot>, max: usize } -> Vec<AdoptedLease>, |core| {
-        core.engine.leases_adopted(&homes, max)
+    ListAdopted { homes: Vec<Slot>, above: Option<LeaseId>, max: usize } -> Vec<AdoptedLease>, |core| {
+        core.engine.leases_adopted(&homes, above, max)
     };
 
     // ---- routers

@@ -76,7 +76,7 @@ impl Leases for LeasesService {
     ) -> Result<Response<pb::AdoptedResponse>, Status> {
         let request = request.into_inner();
         let homes = slots(&request.home_slots)?;
-        let call = call::ListAdopted { homes, max: max(request.max) };
+        let call = call::ListAdopted { homes, above: request.above.map(LeaseId), max: max(request.max) };
         let leases = self.0.handle.call(call).await?.into_iter().map(adopted).collect();
         Ok(Response::new(pb::AdoptedResponse { leases }))
     }

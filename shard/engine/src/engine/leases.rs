@@ -260,8 +260,8 @@ impl Engine {
 
     /// Leases that were adopted from one of these homes, at most `max`.
     #[must_use]
-    pub fn leases_adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
-        self.leases.adopted(homes, max)
+    pub fn leases_adopted(&self, homes: &[Slot], above: Option<LeaseId>, max: usize) -> Vec<AdoptedLease> {
+        self.leases.adopted(homes, above, max)
     }
 
     /// Refuses to end a lease while one of its keys is in a switch: no store can delete it then.

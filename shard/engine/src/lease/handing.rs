@@ -126,16 +126,20 @@ impl LeaseTable {
         }
     }
 
-    /// Leases that were adopted from one of these homes, at most `max`.
+    /// Leases that were adopted from one of these homes, at most `max`, by id; with `above` only those with higher ids.
     #[must_use]
-    pub fn adopted(&self, homes: &[Slot], max: usize) -> Vec<AdoptedLease> {
+    pub fn adopted(&self, homes: &[Slot], above: Option<LeaseId>, max: usize) -> Vec<AdoptedLease> {
         let of = |(id, lease): (&LeaseId, &Lease)| match lease.place {
             Place::Adopted { home, .. } if homes.contains(&home) => {
                 Some(AdoptedLease { id: *id, granted_ttl_s: lease.granted_ttl_s, home })
             }
             _ => None,
         };
-        self.live.iter().filter_map(of).take(max).collect()
+        let mut found: Vec<AdoptedLease> = self.live.iter().filter_map(of).collect();
+        found.retain(|lease| above.is_none_or(|above| lease.id > above));
+        found.sort_unstable_by_key(|lease| lease.id);
+        found.truncate(max);
+        found
     }
 }
 
@@ -223,8 +227,9 @@ mod tests {
         assert_eq!(home.keep_alive(NOW, ID), Ok(10));
         assert_eq!(home.keys(ID), Some(vec![Key::from("k")]));
         assert_eq!(heir.keys(ID), Some(vec![Key::from("h")]));
-        assert_eq!(home.adopted(&[slot(2)], 10), []);
-        assert_eq!(heir.adopted(&[slot(1)], 10).len(), 1);
+        assert_eq!(home.adopted(&[slot(2)], None, 10), []);
+        assert_eq!(heir.adopted(&[slot(1)], None, 10).len(), 1);
+        assert_eq!(heir.adopted(&[slot(1)], Some(ID), 10), []);
 
         // It ends at the heir before this store is told that the handover is complete.
         let (mut home, mut heir) = (at_home(), LeaseTable::new());
