@@ -51,8 +51,8 @@ fn probes(document: &mut Document) {
         ("/livez/{check}", "One check of /livez, by its name or one of etcd's, for which all count"),
         ("/readyz/{check}", "One check of /readyz, by its name or one of etcd's, for which all count"),
     ] {
-        let one = document.get(path, what).text(200, "it passed").text(503, "it failed");
-        one.text(404, "there is no such check");
+        let one = document.get(path, what).in_path("check", "The check's name.");
+        one.text(200, "it passed").text(503, "it failed").text(404, "there is no such check");
     }
     let health = document.get("/health", "Readiness in etcd's form");
     health.answer::<a::Health>(200, "ready").answer::<a::Health>(503, "not ready");

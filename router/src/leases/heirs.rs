@@ -159,7 +159,12 @@ pub(super) async fn take_over(
         shard::KnownLease { attached_slots: slots.collect(), ..lease.clone() }
     };
     let leases: Vec<shard::KnownLease> = leases.iter().map(others).collect();
-    inherit(home, leases.clone()).await?;
+    let request = shard::InheritRequest { leases: leases.clone() };
+    let deadline = Deadline::within(CALL_MAX);
+    call(home, Effect::Read, deadline, || async {
+        home.leases().inherit(deadline.request(request.clone())).await
+    })
+    .await?;
     let told = leases.iter().flat_map(|lease| lease.attached_slots.iter().map(move |at| (*at, lease)));
     let told: Vec<_> = told.map(|(at, lease)| tell(homes, at, lease, heir_slot, from)).collect();
     let mut told = stream::iter(told).buffer_unordered(AT_ONCE);
@@ -168,16 +173,6 @@ pub(super) async fn take_over(
         failed = failed.or(result.err());
     }
     failed.map_or(Ok(()), Err)
-}
-
-/// Makes a store the home of these leases. One that it has already keeps its time, and is attached to more stores.
-pub(super) async fn inherit(home: &Store, leases: Vec<shard::KnownLease>) -> Result<(), Status> {
-    let request = shard::InheritRequest { leases };
-    let deadline = Deadline::within(CALL_MAX);
-    let inherited = call(home, Effect::Read, deadline, || async {
-        home.leases().inherit(deadline.request(request.clone())).await
-    });
-    inherited.await.map(drop)
 }
 
 /// Tells a store with keys of a lease where its home is. The former home learns that last, from the handover itself.

@@ -9,17 +9,21 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::LeaseRouter;
-use super::heirs::{inherit, take_over};
+use super::heirs::take_over;
 use crate::execute::{Deadline, Effect, call};
+use crate::not_owned::NotOwned;
 use crate::stores::Store;
 use crate::stores::state::Phase;
 
 /// The most leases in one call.
 const BATCH: u32 = 256;
+/// How many calls run at a time.
+const AT_ONCE: usize = 32;
 /// The pause between the two looks.
 const TWICE: Duration = Duration::from_secs(5);
 /// The pause after a store could not be asked.
@@ -55,9 +59,9 @@ pub async fn follow(leases: Arc<LeaseRouter>, home: Arc<Store>) {
 async fn restore(leases: &LeaseRouter, home: &Store) -> Result<(), Status> {
     let Some(slot) = home.slot().map(|slot| slot.get()) else { return Ok(()) };
     let (mut lost, known) = look(leases, home, slot).await?;
-    for some in known.chunks(BATCH as usize) {
-        inherit(home, some.to_vec()).await?;
-    }
+    let pairs = known.iter().flat_map(|lease| lease.attached_slots.iter().map(|at| (lease.id, *at)));
+    let attached: Vec<_> = pairs.map(|(id, at)| attach(home, id, at)).collect();
+    stream::iter(attached).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
     if lost.is_empty() {
         return Ok(());
     }
@@ -76,6 +80,19 @@ async fn restore(leases: &LeaseRouter, home: &Store) -> Result<(), Status> {
         take_over(leases, slot, some.to_vec(), slot.into()).await?;
     }
     Ok(())
+}
+
+/// Tells a home that a store has keys of a lease, unless the lease has ended since.
+async fn attach(home: &Store, id: i64, store_slot: u32) -> Result<(), Status> {
+    let request = shard::LeaseAttachRequest { id, store_slot };
+    let deadline = Deadline::within(CALL_MAX);
+    let attached = call(home, Effect::Read, deadline, || async {
+        home.shard().lease_attach(deadline.request(request)).await
+    });
+    match attached.await {
+        Err(status) if status.code() != Code::NotFound && NotOwned::of(&status).is_none() => Err(status),
+        _ => Ok(()),
+    }
 }
 
 /// The leases that other shards adopted from this one: those that it does not have, and those that it has.
