@@ -96,7 +96,7 @@ impl Etcd {
         Ok((told.ttl >= 0 && told.granted_ttl > 0).then_some((told.granted_ttl, told.ttl)))
     }
 
-    /// Whether a lease has keys.
+    /// Tells whether a lease has keys.
     ///
     /// # Errors
     /// When the call fails.

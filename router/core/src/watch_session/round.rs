@@ -87,7 +87,7 @@ impl<O: Outside> Session<O> {
         self.follow(commands);
     }
 
-    /// Whether a store still owes the answer to a question of a round.
+    /// Tells whether a store still owes the answer to a question of a round.
     fn owes_a_round(&self, store: StoreIx) -> bool {
         self.upstreams.get(&store).is_some_and(|upstream| upstream.asked_by_round > 0)
     }

@@ -93,9 +93,9 @@ pub(super) struct Upstream {
     pub(super) number: u64,
     /// How often in a row a stream to this store broke before it delivered a message.
     pub(super) failures: u32,
-    /// How many progress requests on it were not answered yet.
+    /// The number of progress requests on it that were not answered yet.
     pub(super) asked: u32,
-    /// How many of their answers come until the last question of a round is answered.
+    /// The number of those answers that come until the last question of a round is answered; 0 if it is.
     pub(super) asked_by_round: u32,
 }
 

@@ -231,7 +231,7 @@ fn f57_idle_watches_pass_what_a_client_compacts() {
         client.feed(0).readers() == 0
             && client.did().contains(&"B: open, create 1/1 pods/a from 51".to_owned())
     );
-    // What was compacted before concerns nobody any more.
+    // Both watches stand above this compaction, so nobody is asked.
     client.compacts(45);
     assert_eq!(client.asks(), vec![]);
 }
