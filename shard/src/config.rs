@@ -112,6 +112,10 @@ pub struct Options {
     /// served. Needs --trusted-ca-file.
     #[arg(long, value_name = "NAME[,NAME]")]
     pub router_names: Option<String>,
+    /// Names of the client certificates of this store's members, comma-separated: they may follow this store when they are
+    /// standbys, and nothing else. Without it a standby shows what a router shows. Needs --trusted-ca-file.
+    #[arg(long, value_name = "NAME[,NAME]")]
+    pub member_names: Option<String>,
     /// Listen where other machines connect although nobody is asked for a client certificate: whoever reaches the port may read
     /// and write all.
     #[arg(long)]
@@ -205,6 +209,8 @@ pub struct Settings {
     pub cluster_id: Option<u64>,
     pub in_cluster: bool,
     pub routers: Routers,
+    /// Names of the certificates of standbys.
+    pub member_names: Vec<String>,
     pub insecure_listen: bool,
     /// The primary to follow.
     pub standby_of: Option<Endpoint>,
@@ -321,6 +327,7 @@ impl Options {
             in_cluster: self.in_cluster || file.in_cluster,
             cluster_secret_file: self.cluster_secret_file.or(file.cluster_secret_file),
             router_names: self.router_names.or(file.router_names),
+            member_names: self.member_names.or(file.member_names),
             insecure_listen: self.insecure_listen || file.insecure_listen,
             wall_clock_offset: self.wall_clock_offset.or(file.wall_clock_offset),
             standby_of: self.standby_of.or(file.standby_of),
@@ -347,14 +354,7 @@ impl Options {
     fn routers(&self, tls: &ServerTlsArgs, errors: &mut Errors<FieldError>) -> Routers {
         let read = |path: &PathBuf| Secret::read("--cluster-secret-file", path).map(Some);
         let secret = self.cluster_secret_file.as_ref().map_or(Ok(None), read);
-        let names: Vec<_> =
-            self.router_names.as_deref().map(list).into_iter().flatten().map(str::to_owned).collect();
-        if !names.is_empty() && tls.trusted_ca().is_none() {
-            errors.push(wrong(
-                "router-names",
-                "certificates are shown only with --cert-file, --key-file and --trusted-ca-file",
-            ));
-        }
+        let names = shown_names("router-names", self.router_names.as_deref(), tls, errors);
         Routers::new(errors.or(in_field("cluster-secret-file", secret), None), names)
     }
 
@@ -394,6 +394,7 @@ impl Options {
             .as_ref()
             .and_then(|path| Secret::read("--cluster-secret-file", path).ok());
         let routers = self.routers(&tls, errors);
+        let member_names = shown_names("member-names", self.member_names.as_deref(), &tls, errors);
         let standby_of = self.standby_of.as_deref().map(str::parse::<Endpoint>).transpose();
         let standby_of = errors.or(in_field("standby-of", standby_of), None);
         if standby_of.is_some() && self.data_dir.is_none() {
@@ -458,6 +459,7 @@ impl Options {
             ),
             in_cluster: self.in_cluster,
             routers,
+            member_names,
             insecure_listen: self.insecure_listen,
             standby_of,
             reclaim: self.reclaim,
@@ -488,6 +490,23 @@ impl Options {
             slot: slot?,
         })
     }
+}
+
+/// The names of a flag, which are compared with those of certificates.
+fn shown_names(
+    field: &str,
+    names: Option<&str>,
+    tls: &ServerTlsArgs,
+    errors: &mut Errors<FieldError>,
+) -> Vec<String> {
+    let names: Vec<_> = names.map(list).into_iter().flatten().map(str::to_owned).collect();
+    if !names.is_empty() && tls.trusted_ca().is_none() {
+        errors.push(wrong(
+            field,
+            "certificates are shown only with --cert-file, --key-file and --trusted-ca-file",
+        ));
+    }
+    names
 }
 
 fn list(text: &str) -> impl Iterator<Item = &str> {

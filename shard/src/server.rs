@@ -191,7 +191,8 @@ pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyho
         txn_ops_max: settings.txn_ops_max,
         quota_bytes,
         membership: membership.clone(),
-        door: Door::new(settings.routers.clone(), settings.in_cluster),
+        door: Door::new(settings.routers.clone(), settings.in_cluster)
+            .with_members(settings.member_names.clone()),
         stopping: drain.stopping(),
     });
     let joined = Joined {
@@ -226,8 +227,8 @@ pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyho
     let workers = Workers::start(settings.threads, &drain.killed()).context("threads")?;
     let probes = admin::probes(member, &recorded, &drain);
     let calls = front.unary_calls();
-    // Routers are the clients of a shard in a cluster, and ask for nothing else.
-    let (services, web) = if settings.in_cluster {
+    // Routers are the clients of a shard in a cluster and of a meta store, and ask for nothing else.
+    let (services, web) = if settings.in_cluster || settings.routers.are_known() {
         (Recipes::without(front), axum::Router::new())
     } else {
         let services = Recipes::around(front);

@@ -83,6 +83,7 @@ fn check_pod(objects: &[Value], pod: &Pod) -> anyhow::Result<()> {
             } else {
                 Settings::resolve(args.clone())?;
             }
+            ensure_no_key_of_others(pod, &args)?;
             ensure!(pod.ready == if args.config.is_some() { "/readyz?exclude=clock" } else { "/readyz" });
             let kept =
                 args.options.data_dir.context("a shard without a folder is another store at each start")?;
@@ -108,6 +109,21 @@ fn check_pod(objects: &[Value], pod: &Pod) -> anyhow::Result<()> {
         ensure!(volume["secret"]["secretName"].is_string(), "{}: {arg:?} is in {volume}", pod.name);
         ensure!(["tls.crt", "tls.key", "ca.crt"].contains(&file), "{}: {arg:?}", pod.name);
     }
+    Ok(())
+}
+
+/// Every pod of a store had the key of a router, with which everything can be read and written at every shard.
+fn ensure_no_key_of_others(pod: &Pod, args: &kindred_shard::config::Args) -> anyhow::Result<()> {
+    let own = args.tls.cert_file.as_deref().context("--cert-file")?;
+    for (path, volume) in &pod.mounts {
+        let only_ca = volume["secret"]["items"]
+            .as_array()
+            .is_some_and(|items| items.iter().all(|item| item["key"] == "ca.crt"));
+        let is_own = own.starts_with(path);
+        ensure!(volume["secret"].is_null() || is_own || only_ca, "{}: it has {volume}", pod.name);
+    }
+    let standby = &args.standby_tls;
+    ensure!(standby.standby_cert_file.as_deref().is_none_or(|shown| shown == own), "{standby:?}");
     Ok(())
 }
 

@@ -34,17 +34,19 @@ fn certificates_are_made_once_and_are_of_the_right_authority() {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         run(Path::new("openssl"), &args).status.success()
     };
-    for (file, clients) in [
-        ("server", true),
-        ("apiserver-client", true),
-        ("shard", false),
-        ("router", false),
-        ("admin", false),
-        ("metrics", false),
+    // By f83 no certificate for admin ports was to be one of the stores' authority.
+    for (file, of) in [
+        ("server", "clients-ca"),
+        ("apiserver-client", "clients-ca"),
+        ("shard", "ca"),
+        ("router", "ca"),
+        ("admin", "admin-ca"),
+        ("metrics", "admin-ca"),
     ] {
-        let file = format!("{file}.crt");
-        assert_eq!(verified("clients-ca.crt", &file), clients, "{file}");
-        assert_eq!(verified("ca.crt", &file), !clients, "{file}");
+        for authority in ["clients-ca", "ca", "admin-ca"] {
+            let (authority_file, file) = (format!("{authority}.crt"), format!("{file}.crt"));
+            assert_eq!(verified(&authority_file, &file), authority == of, "{authority} {file}");
+        }
     }
     let shown = run(
         Path::new("openssl"),
@@ -71,7 +73,7 @@ fn certificates_are_made_once_and_are_of_the_right_authority() {
     certificates(&folder, &[]);
     assert_eq!(fs::read(folder.join("router.crt")).unwrap(), before);
     assert!(folder.join("metrics.crt").exists());
-    fs::remove_file(folder.join("ca.key")).unwrap();
+    fs::remove_file(folder.join("admin-ca.key")).unwrap();
     fs::remove_file(folder.join("metrics.crt")).unwrap();
     let refused = run(&deploy("certificates"), &[folder.to_str().unwrap()]);
     let said = String::from_utf8(refused.stderr).unwrap();

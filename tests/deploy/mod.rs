@@ -11,7 +11,7 @@
 //! | [`pods`], [`run`] | the pods of the chart as processes of this machine: they serve, and are updated one by one |
 
 mod chart;
-mod files;
+pub mod files;
 mod kustomize;
 mod pods;
 mod render;

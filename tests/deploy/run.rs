@@ -213,10 +213,21 @@ impl Cluster {
                 if let Some(secret) = volume["secret"]["secretName"].as_str() {
                     let name = secret.strip_prefix("kindred-").and_then(|name| name.strip_suffix("-tls"));
                     let name = name.with_context(|| secret.to_owned())?;
-                    let authority = if name == "server" { "clients-ca" } else { "ca" };
-                    fs::copy(self.pki.join(format!("{name}.crt")), folder.join("tls.crt"))?;
-                    fs::copy(self.pki.join(format!("{name}.key")), folder.join("tls.key"))?;
-                    fs::copy(self.pki.join(format!("{authority}.crt")), folder.join("ca.crt"))?;
+                    let authority = match name {
+                        "server" => "clients-ca",
+                        "admin" | "metrics" => "admin-ca",
+                        _ => "ca",
+                    };
+                    let items = volume["secret"]["items"].as_array();
+                    for (key, file) in [
+                        ("tls.crt", format!("{name}.crt")),
+                        ("tls.key", format!("{name}.key")),
+                        ("ca.crt", format!("{authority}.crt")),
+                    ] {
+                        if items.is_none_or(|items| items.iter().any(|item| item["key"] == key)) {
+                            fs::copy(self.pki.join(file), folder.join(key))?;
+                        }
+                    }
                 }
             }
             if let Some(path) = pod.flag("--config") {

@@ -21,9 +21,10 @@ pub enum Process {
 }
 
 /// Flags that only `kindred up` may set, with the alternative.
-const OF_SHARDS: [(&str, &str); 33] = [
+const OF_SHARDS: [(&str, &str); 34] = [
     ("cluster-secret-file", "it is made in the data directory"),
     ("insecure-listen", "shards listen on this machine alone"),
+    ("member-names", "standbys show what routers show"),
     ("router-names", "certificates of the inner connections are made in the data directory"),
     ("standby-cert-file", "certificates of the inner connections are made in the data directory"),
     ("standby-key-file", "certificates of the inner connections are made in the data directory"),

@@ -140,20 +140,24 @@ impl Routers {
         self.secret.is_some()
     }
 
+    /// Whether a request shows the secret, if one is needed.
+    #[must_use]
+    pub fn secret_is_in(&self, headers: &HeaderMap) -> bool {
+        let shown = grpc::header(headers, ROUTER);
+        self.secret.as_ref().is_none_or(|secret| shown.is_some_and(|shown| secret.is(shown.as_bytes())))
+    }
+
     /// Whether the sender of a request is a router.
     #[must_use]
     pub fn include(&self, from: &ConnectionInfo, headers: &HeaderMap) -> bool {
-        let shown = grpc::header(headers, ROUTER);
         if !self.are_known() {
-            return shown.is_some();
+            return grpc::header(headers, ROUTER).is_some();
         }
-        let secret =
-            self.secret.as_ref().is_none_or(|secret| shown.is_some_and(|shown| secret.is(shown.as_bytes())));
         // Only this user can open the Unix socket's file, and clients show no certificates there.
         let named = self.names.is_empty()
             || from.peer == Peer::Unix
             || from.client.as_ref().is_some_and(|client| client.has_any(&self.names));
-        secret && named
+        self.secret_is_in(headers) && named
     }
 }
 

@@ -169,7 +169,7 @@ impl Service<http::Request<Body>> for Front {
         } else if !self.member.is_serving() && path != HELLO && !of_standbys {
             Box::pin(std::future::ready(Ok(status(&self.member.serves_not()).into_http())))
         } else if let Err(refused) =
-            self.member.door.admits(ConnectionInfo::of(request.extensions()), request.headers())
+            self.member.door.admits_at(path, ConnectionInfo::of(request.extensions()), request.headers())
         {
             Box::pin(std::future::ready(Ok(refused.into_http())))
         } else if UNSUPPORTED.iter().any(|(unsupported, _)| *unsupported == path) {

@@ -9,7 +9,9 @@ use kindred_proto::{
     raw::{
         batches::batches_client::BatchesClient, kv::k_v_client::KVClient, watch::watch_client::WatchClient,
     },
-    shard_v1::{self as shard, shard_client::ShardClient, units_client::UnitsClient},
+    shard_v1::{
+        self as shard, shard_client::ShardClient, standbys_client::StandbysClient, units_client::UnitsClient,
+    },
 };
 use kindred_shard::{
     config::{Args, Options, Settings},
@@ -217,6 +219,65 @@ async fn f33_a_shard_knows_its_routers_by_their_certificates_names() {
     running.finish().await.unwrap();
 }
 
+/// A standby had to show a router's certificate, so every pod of a store held the key with which everything may be read and
+/// written at every shard.
+#[tokio::test]
+async fn f83_a_member_of_a_store_may_follow_it_and_nothing_else() {
+    use kindred_transport::{auto_tls, tls::ClientTls};
+    let dir = tempfile::tempdir().unwrap();
+    let made = auto_tls::create(dir.path(), &[]).unwrap();
+    let tls = ServerTlsArgs {
+        cert_file: Some(made.server_cert.clone()),
+        key_file: Some(made.server_key.clone()),
+        trusted_ca_file: Some(made.ca_cert.clone()),
+        ..ServerTlsArgs::default()
+    };
+    let options = |member: &str| Options {
+        in_cluster: true,
+        router_names: Some(auto_tls::ROUTER_NAME.to_owned()),
+        member_names: Some(format!("other,{member}")),
+        data_dir: Some(dir.path().join(member)),
+        ..Options::default()
+    };
+    for (member, admitted) in [(auto_tls::CLIENT_NAME, true), ("kindred-member", false)] {
+        let running = started(options(member), tls.clone()).await.unwrap();
+        let url = [running.listen[0].clone()];
+        let connector = |identity| {
+            let settings = kindred_transport::tls::ClientTlsSettings { identity, ..made.client_settings() };
+            Connector::with_tls(Some(ClientTls::load(settings).unwrap()))
+        };
+        met(&connector(Some((made.router_cert.clone(), made.router_key.clone())))
+            .router_channel(&url)
+            .unwrap())
+        .await;
+        let connector = connector(Some((made.client_cert.clone(), made.client_key.clone())));
+        refused(&reads(connector.channel_any(&url).unwrap()).await);
+        refused(&changes(connector.channel_any(&url).unwrap()).await);
+        let mut standbys = StandbysClient::new(connector.router_channel(&url).unwrap());
+        let begin = shard::FollowBegin {
+            member: "0123456789abcdef".to_owned(),
+            name: "default".to_owned(),
+            slot: 1,
+            ..Default::default()
+        };
+        let says = Some(shard::follow_request::Says::Begin(begin));
+        let follow = standbys.follow(tokio_stream::iter([shard::FollowRequest { says }])).await;
+        assert_eq!(code(follow), if admitted { Code::Ok } else { Code::PermissionDenied }, "{member}");
+        for (call, code) in [
+            ("member", code(standbys.member(shard::MemberRequest::default()).await)),
+            ("count", code(standbys.count(shard::CountRequest::default()).await)),
+            ("yield", code(standbys.r#yield(shard::YieldRequest::default()).await)),
+            ("prepare", code(standbys.prepare(shard::PrepareRequest::default()).await)),
+            ("promote", code(standbys.promote(shard::PromoteRequest::default()).await)),
+            ("supersede", code(standbys.supersede(shard::SupersedeRequest::default()).await)),
+        ] {
+            assert_eq!(code, Code::PermissionDenied, "{call}");
+        }
+        running.drain.begin();
+        running.finish().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn f33_a_shard_does_not_listen_for_everybody_by_mistake() {
     let far = |options: Options| {
@@ -243,8 +304,13 @@ async fn f33_a_shard_does_not_listen_for_everybody_by_mistake() {
     );
     let admin = said(admin.await);
     assert!(admin.contains("--admin-client-ca-file") && admin.contains("--admin-token-file"), "{admin}");
-    let names = Options { router_names: Some("kindred-router".to_owned()), ..Options::default() };
-    assert!(said(started(names, ServerTlsArgs::default()).await).contains("--trusted-ca-file"));
+    let names = Some("kindred-router".to_owned());
+    for options in [
+        Options { router_names: names.clone(), ..Options::default() },
+        Options { member_names: names, ..Options::default() },
+    ] {
+        assert!(said(started(options, ServerTlsArgs::default()).await).contains("--trusted-ca-file"));
+    }
 }
 
 /// Neither a client that is let in by mistake nor a faulty router can keep later ones out for good with a very high

@@ -117,7 +117,7 @@ topologySpreadConstraints:
 {{- define "kindred.adminArgs" -}}
 - --admin-cert-file=/etc/kindred/pki/{{ . }}/tls.crt
 - --admin-key-file=/etc/kindred/pki/{{ . }}/tls.key
-- --admin-client-ca-file=/etc/kindred/pki/{{ . }}/ca.crt
+- --admin-client-ca-file=/etc/kindred/pki/admin/ca.crt
 - --admin-client-names=kindred-admin
 - --admin-anonymous-probes
 {{- end -}}
@@ -155,6 +155,14 @@ readinessProbe:
   secret:
     secretName: {{ include "kindred.secret" . }}
     defaultMode: 288
+{{- end -}}
+
+{{/* The authority of those who may ask admin ports, which is not that of stores. No key is mounted. */}}
+{{- define "kindred.adminCa" -}}
+- name: admin-ca
+  secret:
+    secretName: {{ include "kindred.secret" (dict "root" . "of" "metrics") }}
+    items: [{ key: ca.crt, path: ca.crt }]
 {{- end -}}
 
 {{/* What the schema cannot say. */}}
