@@ -39,15 +39,24 @@ struct Routers(Vec<(String, Client)>);
 struct Etcd {
     /// For how long all routers have seen every change; `None` if one does not see them.
     watched: Option<Duration>,
+    /// Changes that are younger are not shown yet.
+    unsettled: Duration,
     /// The direct writes: their revision, key and age.
     direct: BTreeMap<u64, (String, Duration)>,
 }
 
 impl Etcd {
-    /// Whether nothing was written directly in this time, as far as routers have looked back.
+    /// Whether nothing was written directly in this time. What routers do not show yet is not part of it.
     fn is_quiet(&self, quiet: Duration) -> bool {
-        self.watched.is_some_and(|watched| watched >= quiet)
-            && self.direct.values().all(|(_, age)| *age > quiet)
+        let back = quiet + self.unsettled;
+        self.watched.is_some_and(|watched| watched >= back)
+            && self.direct.values().all(|(_, age)| *age > back)
+    }
+
+    /// Leaves out the keys that may be written directly.
+    fn without(mut self, except: &[String]) -> Self {
+        self.direct.retain(|_, (key, _)| !except.iter().any(|prefix| key.starts_with(prefix)));
+        self
     }
 }
 
@@ -87,6 +96,7 @@ fn joined(said: &[Value]) -> BTreeMap<String, Etcd> {
     for (at, router) in said.iter().enumerate() {
         for store in router["stores"].as_array().into_iter().flatten() {
             let watched = store["watchedSeconds"].as_f64().map(Duration::from_secs_f64);
+            let unsettled = Duration::from_secs_f64(store["unsettledSeconds"].as_f64().unwrap_or_default());
             let writes = store["writesOfOthers"].as_array().into_iter().flatten();
             let direct: BTreeMap<u64, (String, Duration)> = writes
                 .filter_map(|write| {
@@ -96,8 +106,9 @@ fn joined(said: &[Value]) -> BTreeMap<String, Etcd> {
                 .collect();
             let etcd = etcds.entry(text(&store["store"])).or_default();
             if at == 0 {
-                *etcd = Etcd { watched, direct };
+                *etcd = Etcd { watched, unsettled, direct };
             } else {
+                etcd.unsettled = etcd.unsettled.max(unsettled);
                 etcd.watched = etcd.watched.zip(watched).map(|(one, other)| one.min(other));
                 etcd.direct.retain(|revision, _| direct.contains_key(revision));
             }
@@ -168,6 +179,8 @@ async fn finish(routers: &Routers, args: &FinishArgs) -> Result<(), Failure> {
     let mut told = false;
     let names: Vec<String> = loop {
         let etcds = routers.adopted().await?;
+        let etcds: BTreeMap<_, _> =
+            etcds.into_iter().map(|(name, etcd)| (name, etcd.without(&args.except))).collect();
         if args.force || etcds.values().all(|etcd| etcd.is_quiet(args.quiet)) {
             break etcds.into_keys().collect();
         }
@@ -175,7 +188,8 @@ async fn finish(routers: &Routers, args: &FinishArgs) -> Result<(), Failure> {
             let busy = etcds.iter().filter(|(_, etcd)| !etcd.is_quiet(args.quiet));
             let why: String = busy.map(|(name, etcd)| shown(name, etcd, routers.0.len())).collect();
             return Err(Failure::Refused(format!(
-                "{why}point every apiserver at kindred, and name all routers by --admin; nothing was changed"
+                "{why}point every apiserver at kindred, and whoever else writes, and name all routers by --admin; where keys are to stay at the etcd \
+                 for good, name them by --except; nothing was changed"
             )));
         }
         if !told {
@@ -208,7 +222,7 @@ mod tests {
             .iter()
             .map(|(revision, key, age)| json!({ "revision": revision, "key": key, "secondsAgo": age }));
         let store = json!({
-            "store": "etcd", "watchedSeconds": watched, "writesOfOthers": writes.collect::<Vec<_>>(),
+            "store": "etcd", "watchedSeconds": watched, "unsettledSeconds": 2.0, "writesOfOthers": writes.collect::<Vec<_>>(),
         });
         json!({ "router": "r", "stores": [store] })
     }
@@ -220,16 +234,27 @@ mod tests {
         let other = said(Some(40.0), &[(6, "/registry/pods/a/c", 8.0), (7, lease, 4.5)]);
         let alone = joined(std::slice::from_ref(&one))["etcd"].clone();
         assert_eq!(alone.direct.len(), 2, "the other router's write counts, as it was not asked");
-        let both = joined(&[one, other])["etcd"].clone();
+        let both = joined(&[one.clone(), other.clone()])["etcd"].clone();
         assert_eq!(both.watched, Some(Duration::from_secs(40)));
         assert_eq!(both.direct.keys().collect::<Vec<_>>(), [&7]);
-        assert!(both.is_quiet(Duration::from_secs(3)) && !both.is_quiet(Duration::from_secs(4)));
+        assert!(both.is_quiet(Duration::from_secs(1)) && !both.is_quiet(Duration::from_secs(2)));
+        assert!(both.without(&["/registry/leases/".to_owned()]).is_quiet(Duration::from_secs(30)));
+        let both = joined(&[one, other])["etcd"].clone();
         assert!(!both.is_quiet(Duration::from_secs(50)), "nobody looked for so long");
         let text = shown("etcd", &both, 2);
         assert!(
             text.contains("in 40 s, 1 write to it were made by none of 2 routers") && text.contains(lease),
             "{text}"
         );
+    }
+
+    /// Routers do not show what is younger than two seconds, so a shorter `--quiet` saw nothing of a client that never stopped.
+    #[test]
+    fn f87_a_quiet_time_begins_before_what_routers_do_not_show_yet() {
+        let busy = joined(&[said(Some(60.0), &[(5, "/registry/pods/a/b", 2.1)])])["etcd"].clone();
+        assert!(!busy.is_quiet(Duration::from_secs(1)));
+        let fresh = joined(&[said(Some(2.5), &[])])["etcd"].clone();
+        assert!(!fresh.is_quiet(Duration::from_secs(1)) && fresh.is_quiet(Duration::from_millis(500)));
     }
 
     #[test]

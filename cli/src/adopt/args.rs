@@ -73,6 +73,10 @@ pub struct FinishArgs {
     /// How long to wait for that, as 90s, 10m or 1h.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "2m")]
     pub timeout: Duration,
+    /// Keys that begin with one of these, comma-separated, may still be written to the etcd directly, such as /calico/. None of
+    /// them may ever move away from it.
+    #[arg(long, value_name = "PREFIX[,PREFIX]", value_delimiter = ',')]
+    pub except: Vec<String>,
     /// Do not wait: others lose what they write to the etcd after Kinds have moved.
     #[arg(long)]
     pub force: bool,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::stores::Stores;
-use crate::stores::writes::{Change, Others};
+use crate::stores::writes::{Change, Others, SETTLED};
 
 /// The number of changes that are shown of a store, the latest.
 const SHOWN: usize = 10_000;
@@ -17,7 +17,10 @@ pub fn shown(router: &str, stores: &Stores, is_adopting: impl Fn(usize) -> bool)
         let changes = others.map(|others| others.changes).unwrap_or_default();
         let from = changes.len().saturating_sub(SHOWN);
         let writes: Vec<Value> = changes[from..].iter().map(change).collect();
-        json!({ "store": name, "watchedSeconds": watched, "writesOfOthers": writes })
+        json!({
+            "store": name, "watchedSeconds": watched, "unsettledSeconds": SETTLED.as_secs_f64(),
+            "writesOfOthers": writes,
+        })
     };
     let stores: Vec<Value> =
         adopted.map(|store| of_store(store.name(), store.writes().of_others())).collect();

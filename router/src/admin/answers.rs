@@ -251,6 +251,8 @@ pub struct AdoptedStore {
     pub store: String,
     /// How long changes have been seen; null while they are not.
     pub watched_seconds: Option<f64>,
+    /// Changes that are younger are not shown yet: this router may be about to hear that it made them.
+    pub unsettled_seconds: f64,
     pub writes_of_others: Vec<WriteOfOthers>,
 }
 

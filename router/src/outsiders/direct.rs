@@ -1,18 +1,20 @@
 //! Finds who writes directly to a stock etcd that is being adopted, so that an operator knows when nobody does any more.
 //!
-//! While the etcd is adopted, its keys under kube-apiserver's prefix are watched, and this router notes the revisions of its
-//! own writes there. A change at another revision was made by someone else: another router, or a client of the etcd. So
-//! `kindred adopt` asks all routers. Each kube-apiserver writes something every ten seconds, at least its identity Lease.
+//! While the etcd is adopted, all its keys are watched, as Calico, Cilium or Patroni write theirs outside of kube-apiserver's
+//! prefix, and this router notes the revisions of its own changes there. A change at another revision was made by someone
+//! else: another router, or a client of the etcd. So `kindred adopt` asks all routers. Each kube-apiserver writes something
+//! every ten seconds, at least its identity Lease.
 //!
-//! Deletions are left out: the etcd makes some itself when leases end.
+//! The etcd deletes keys itself when leases end: the deletion of a key whose lease is gone is nobody's.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kindred_proto::etcdserverpb as pb;
 use kindred_wire::answer::{WatchResponse, watch_events};
-use kindred_wire::kv::{EventRef, KeyValueRef};
+use kindred_wire::kv::{EventRef, EventType, KeyValueRef};
 use kindred_wire::peek::{self, WatchCreateRequest};
 use kindred_wire::watch_request;
 use prost::Message as _;
@@ -32,21 +34,18 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Sees the changes of an etcd whenever it is being adopted, for ever.
 pub async fn follow(keeper: Arc<StateKeeper>, store: Arc<Store>) {
     let ticks = keeper.stores.ticks();
-    let adopting = || {
-        let state = keeper.cluster.state();
-        state.stores.get(store.index.0).is_some_and(|known| known.adopting).then(|| state.etcd_prefix.clone())
-    };
+    let adopting = || keeper.cluster.state().stores.get(store.index.0).is_some_and(|known| known.adopting);
     loop {
-        if let Some(prefix) = adopting() {
+        if adopting() {
             store.state().wait_up().await;
             let watched = async {
-                while adopting().is_some() {
+                while adopting() {
                     ticks.sleep(LOOK).await;
                 }
             };
             tokio::select! {
                 () = watched => {}
-                ended = watch(&store, &prefix) => {
+                ended = watch(&store) => {
                     if let Err(error) = ended {
                         tracing::debug!(store = store.name(), %error, "direct writes are not seen");
                     }
@@ -59,17 +58,17 @@ pub async fn follow(keeper: Arc<StateKeeper>, store: Arc<Store>) {
 }
 
 /// Sees changes until the watch ends.
-async fn watch(store: &Store, prefix: &str) -> Result<(), Status> {
+async fn watch(store: &Store) -> Result<(), Status> {
     let writes = store.writes();
     // Whatever this router writes from here on is noted, and has a revision above the one that is read now.
     writes.note();
     let start_revision = current(store).await? + 1;
-    let (key, range_end) = (format!("{prefix}/"), format!("{prefix}0"));
     let create = WatchCreateRequest {
-        key: key.as_bytes(),
-        range_end: range_end.as_bytes(),
+        key: b"\0",
+        range_end: b"\0",
         start_revision,
-        no_delete: true,
+        prev_kv: true,
+        fragment: true,
         ..Default::default()
     };
     let (asks, requests) = mpsc::channel(1);
@@ -85,13 +84,32 @@ async fn watch(store: &Store, prefix: &str) -> Result<(), Status> {
         if head.created {
             writes.begin();
         }
+        let mut leases = HashMap::new();
         for event in watch_events(&said) {
-            let parsed = event.and_then(EventRef::parse).and_then(|event| KeyValueRef::parse(event.kv));
-            let kv = parsed.map_err(|error| unreadable(&error))?;
-            writes.saw(kv.mod_revision, kv.key);
+            let parsed = event.and_then(EventRef::parse);
+            let event = parsed.map_err(|error| unreadable(&error))?;
+            let kv = KeyValueRef::parse(event.kv).map_err(|error| unreadable(&error))?;
+            let lease = match event.prev_kv.filter(|_| event.event_type == EventType::Delete) {
+                Some(prev_kv) => KeyValueRef::parse(prev_kv).map_err(|error| unreadable(&error))?.lease,
+                None => 0,
+            };
+            if lease == 0 || is_alive(store, lease, &mut leases).await? {
+                writes.saw(kv.mod_revision, kv.key);
+            }
         }
     }
     Ok(())
+}
+
+/// Whether a lease has not ended.
+async fn is_alive(store: &Store, id: i64, known: &mut HashMap<i64, bool>) -> Result<bool, Status> {
+    if let Some(alive) = known.get(&id) {
+        return Ok(*alive);
+    }
+    let request = Deadline::within(LIMIT).request(pb::LeaseTimeToLiveRequest { id, keys: false });
+    let alive = store.lease().lease_time_to_live(request).await?.into_inner().ttl >= 0;
+    known.insert(id, alive);
+    Ok(alive)
 }
 
 /// The current revision, of an answer that no other request shares.

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 /// The number of own writes, and of changes, that are kept.
 const KEPT: usize = 1 << 16;
-/// How long a change may be older than the answer to the write that made it.
-const SETTLED: Duration = Duration::from_secs(2);
+/// How long a change may be older than the answer to the write that made it. Younger ones are not shown.
+pub const SETTLED: Duration = Duration::from_secs(2);
 
 /// The writes at one etcd, while it is being adopted.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Inner {
     since: Option<Instant>,
 }
 
-/// A key that was written.
+/// A key that was written or deleted.
 #[derive(Debug, Clone)]
 pub struct Change {
     pub revision: i64,
@@ -53,7 +53,7 @@ impl Change {
 pub struct Others {
     /// For how long every change was seen.
     pub watched: Duration,
-    /// The changes, oldest first; those of the last two seconds are not among them.
+    /// The changes, oldest first, but for those that are younger than [`SETTLED`].
     pub changes: Vec<Change>,
 }
 
@@ -66,7 +66,7 @@ impl Writes {
     /// Notes an answer to a request of this router.
     pub fn answered(&self, method: Call, answer: &[u8], revision: i64) {
         // A read that sees a revision has not made it.
-        if self.noted.load(Ordering::Acquire) && wrote(method, answer) {
+        if self.noted.load(Ordering::Acquire) && changed(method, answer) {
             let mut inner = self.lock();
             inner.own.insert(revision);
             if inner.own.len() > KEPT {
@@ -112,20 +112,22 @@ impl Writes {
     }
 }
 
-/// Whether an answer says that a key was put.
-fn wrote(method: Call, answer: &[u8]) -> bool {
+/// Whether an answer says that a key was put or deleted.
+fn changed(method: Call, answer: &[u8]) -> bool {
     match method {
         Call::Put => true,
-        Call::Range | Call::RangeStream | Call::DeleteRange => false,
-        Call::Txn => pb::TxnResponse::decode(answer).is_ok_and(|answer| has_put(&answer)),
+        Call::Range | Call::RangeStream => false,
+        Call::DeleteRange => pb::DeleteRangeResponse::decode(answer).is_ok_and(|answer| answer.deleted > 0),
+        Call::Txn => pb::TxnResponse::decode(answer).is_ok_and(|answer| has_change(&answer)),
     }
 }
 
-fn has_put(answer: &pb::TxnResponse) -> bool {
+fn has_change(answer: &pb::TxnResponse) -> bool {
     use pb::response_op::Response;
     answer.responses.iter().any(|done| match &done.response {
         Some(Response::ResponsePut(_)) => true,
-        Some(Response::ResponseTxn(inner)) => has_put(inner),
+        Some(Response::ResponseDeleteRange(answer)) => answer.deleted > 0,
+        Some(Response::ResponseTxn(inner)) => has_change(inner),
         _ => false,
     })
 }
@@ -136,6 +138,21 @@ mod tests {
 
     fn put_answer() -> pb::ResponseOp {
         pb::ResponseOp { response: Some(pb::response_op::Response::ResponsePut(pb::PutResponse::default())) }
+    }
+
+    /// The etcd tells deletions too: `adopt finish` did not see those of others.
+    #[test]
+    fn f87_a_deletion_is_a_change_of_this_router_if_it_deleted_something() {
+        for (deleted, expected) in [(0, false), (1, true)] {
+            let answer = pb::DeleteRangeResponse { deleted, ..Default::default() };
+            assert_eq!(changed(Call::DeleteRange, &answer.encode_to_vec()), expected);
+            let done = Some(pb::response_op::Response::ResponseDeleteRange(answer));
+            let txn =
+                pb::TxnResponse { responses: vec![pb::ResponseOp { response: done }], ..Default::default() };
+            assert_eq!(changed(Call::Txn, &txn.encode_to_vec()), expected);
+        }
+        let nothing = pb::DeleteRangeResponse::default();
+        assert!(!changed(Call::Range, &nothing.encode_to_vec()));
     }
 
     #[tokio::test(start_paused = true)]
