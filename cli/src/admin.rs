@@ -12,6 +12,7 @@ pub mod failure;
 #[cfg(test)]
 mod fake;
 pub mod leave;
+pub mod login;
 mod objects;
 pub mod output;
 mod overview;

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use kindred_partition_config::duration::parse_duration;
 use kindred_transport::tls::EtcdTlsArgs;
 
-use crate::admin::args::Connect;
+use crate::admin::{args::Connect, login::Login};
 
 /// `kindred leave`.
 #[derive(Debug, Args)]
@@ -36,6 +36,9 @@ pub struct Begin {
     /// How long to wait for each move, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
+    /// As whom kindred's keys are read, for the comparison.
+    #[command(flatten)]
+    pub login: Login,
     /// TLS towards the etcd, for the check. The routers have their own flags for it.
     #[command(flatten)]
     pub etcd_tls: EtcdTlsArgs,

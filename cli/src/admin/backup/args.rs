@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::rate;
 use crate::admin::args::{Connect, Output};
+use crate::admin::login::Login;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -30,6 +31,9 @@ pub struct Through {
     /// Addresses of the etcd API for reads and writes [default: those that the router advertises].
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     pub endpoints: Vec<String>,
+    /// As whom keys are read and written.
+    #[command(flatten)]
+    pub login: Login,
     /// Output format.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,

@@ -7,40 +7,48 @@ use kindred_proto::etcdserverpb::{self as pb, kv_client::KvClient, lease_client:
 use kindred_proto::mvccpb::KeyValue;
 use kindred_transport::{Connector, Endpoint, grpc, tls::ClientTlsArgs};
 use kindred_wire::error::EtcdError;
+use tonic::service::interceptor::InterceptedService;
 use tonic::{Code, Status, transport::Channel};
 
 use crate::admin::failure::Failure;
+use crate::admin::login::{Login, Token};
+
+/// Calls with the token of the user.
+pub type Calls = InterceptedService<Channel, Token>;
 
 /// A client of the etcd API.
 #[derive(Debug, Clone)]
 pub struct Etcd {
-    kv: KvClient<Channel>,
-    lease: LeaseClient<Channel>,
+    kv: KvClient<Calls>,
+    lease: LeaseClient<Calls>,
     shown: String,
 }
 
 impl Etcd {
-    /// A client of these endpoints. It uses one that answers.
+    /// A client of these endpoints, as this user. It uses one that answers.
     ///
     /// # Errors
-    /// When an address is invalid or a TLS file is unusable.
-    pub fn new(urls: &[String], tls: &ClientTlsArgs) -> Result<Self, Failure> {
+    /// When an address is invalid, a TLS file is unusable, or the user is refused.
+    pub async fn connect(urls: &[String], tls: &ClientTlsArgs, login: &Login) -> Result<Self, Failure> {
         let usage = |error: &dyn std::fmt::Display| Failure::Usage(error.to_string());
         let endpoints: Result<Vec<_>, _> =
             urls.iter().map(|url| Endpoint::parse_field("--endpoints", url.trim())).collect();
         let endpoints = endpoints.map_err(|error| usage(&error))?;
         let connector = Connector::with_tls(tls.load().map_err(|error| usage(&error))?);
         let channel = connector.channel_any(&endpoints).map_err(|error| usage(&error))?;
+        let shown = urls.join(",");
+        let token = Token::of(login, channel.clone()).await?.map_err(|status| failed(&shown, &status))?;
+        let calls = InterceptedService::new(channel, token);
         Ok(Self {
-            kv: KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX),
-            lease: LeaseClient::new(channel).max_decoding_message_size(usize::MAX),
-            shown: urls.join(","),
+            kv: KvClient::new(calls.clone()).max_decoding_message_size(usize::MAX),
+            lease: LeaseClient::new(calls).max_decoding_message_size(usize::MAX),
+            shown,
         })
     }
 
     /// Reads keys in key order, either at a revision or as they are at the time of each read.
     #[must_use]
-    pub fn read(&self, interval: Interval, at: Option<i64>) -> Reading<Channel> {
+    pub fn read(&self, interval: Interval, at: Option<i64>) -> Reading<Calls> {
         Reading::new(self.kv.clone(), interval, at)
     }
 
@@ -134,13 +142,7 @@ impl Etcd {
     /// Translates the status of a failed call for the user.
     #[must_use]
     pub fn failed(&self, status: &Status) -> Failure {
-        let text = format!("{}: {}", self.shown, status.message());
-        match status.code() {
-            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => {
-                Failure::Unreachable(text)
-            }
-            _ => Failure::Refused(text),
-        }
+        failed(&self.shown, status)
     }
 
     async fn again<T, F, Fut>(&self, call: F) -> Result<T, Status>
@@ -159,5 +161,19 @@ impl Etcd {
                 Err(status) => return Err(status),
             }
         }
+    }
+}
+
+fn failed(urls: &str, status: &Status) -> Failure {
+    let hint = match grpc::etcd_error(status) {
+        Some(EtcdError::UserEmpty) => "; users and roles are in force: give --user",
+        _ => "",
+    };
+    let text = format!("{urls}: {}{hint}", status.message());
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Unknown => {
+            Failure::Unreachable(text)
+        }
+        _ => Failure::Refused(text),
     }
 }

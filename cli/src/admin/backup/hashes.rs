@@ -73,7 +73,8 @@ pub async fn run(through: &Through, outer: &Connect) -> Result<(), Failure> {
     let address = context::address(&through.connect.over(outer))?;
     let client = Client::new(&address)?;
     let snapshot = Snapshot::take(&client).await?;
-    let etcd = Etcd::new(through.endpoints_or(&snapshot.client_urls), &address.tls)?;
+    let urls = through.endpoints_or(&snapshot.client_urls);
+    let etcd = Etcd::connect(urls, &address.tls, &through.login).await?;
     let scheme = KindScheme::new(&snapshot.etcd_prefix);
     let (mut kinds, mut rate) = (Kinds::default(), Rate::new(through.rate));
     let reading = snapshot.read(&etcd, &mut rate, |kv| {

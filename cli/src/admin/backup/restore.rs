@@ -170,7 +170,8 @@ impl<'a> Restore<'a> {
             .flatten()
             .filter_map(|url| url.as_str().map(str::to_owned));
         let advertised: Vec<String> = urls.collect();
-        let etcd = Etcd::new(args.through.endpoints_or(&advertised), &address.tls)?;
+        let through = &args.through;
+        let etcd = Etcd::connect(through.endpoints_or(&advertised), &address.tls, &through.login).await?;
         if let Some(prefix) = who["etcdPrefix"].as_str()
             && KindScheme::new(prefix) != manifest.scheme()
         {

@@ -4,15 +4,14 @@ use std::collections::VecDeque;
 
 use kindred_database::reading::Reading;
 use kindred_proto::mvccpb::KeyValue;
-use tonic::transport::Channel;
 
-use super::etcd::{Etcd, Interval};
+use super::etcd::{Calls, Etcd, Interval};
 use crate::admin::failure::Failure;
 
 pub struct Cluster {
     etcd: Etcd,
     intervals: VecDeque<Interval>,
-    reading: Option<Reading<Channel>>,
+    reading: Option<Reading<Calls>>,
     page: VecDeque<KeyValue>,
 }
 

@@ -48,7 +48,8 @@ pub async fn run(args: &BackupArgs, outer: &Connect) -> Result<(), Failure> {
         let leases = known_leases(&client, through, &address.tls).await?;
         let taken = moment::now();
         let snapshot = Snapshot::take(&client).await?;
-        let etcd = Etcd::new(through.endpoints_or(&snapshot.client_urls), &address.tls)?;
+        let etcd =
+            Etcd::connect(through.endpoints_or(&snapshot.client_urls), &address.tls, &through.login).await?;
         let (files, leases) =
             snapshot.renewed_during(&client, read(&etcd, &snapshot, &folder, through, leases)).await?;
         Ok(manifest_of(snapshot, taken, files, leases))
@@ -89,7 +90,7 @@ async fn known_leases(
     let urls =
         who["clientUrls"].as_array().into_iter().flatten().filter_map(|url| url.as_str().map(str::to_owned));
     let urls: Vec<String> = urls.collect();
-    let etcd = Etcd::new(through.endpoints_or(&urls), tls)?;
+    let etcd = Etcd::connect(through.endpoints_or(&urls), tls, &through.login).await?;
     let ids = etcd.leases().await?;
     times(&etcd, ids).await
 }
