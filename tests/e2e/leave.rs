@@ -2,6 +2,7 @@
 
 use std::{
     path::Path,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,10 @@ use tokio_stream::StreamExt as _;
 const LIMIT: Duration = Duration::from_secs(120);
 const SHORT_S: i64 = 4;
 const CONFIG: &str = "default: default\nstores:\n- {name: default, slot: 1}\n";
+/// Two Kinds have stores of their own, and one of them has two.
+const SPLIT: &str = "default: default\nstores:\n- {name: default, slot: 1}\n- {name: a, slot: 2}\n- {name: b, slot: 3}\npartitions:\n\
+    - {metadata: {name: pods}, resource: pods, serviceGroupId: a}\n\
+    - {metadata: {name: configmaps}, resource: configmaps, ring: {stores: [a, b]}}\n";
 
 async fn kindred(words: &[&str]) -> anyhow::Result<Output> {
     etcdctl::run(&our_binary("kindred")?, words, "").await
@@ -28,8 +33,12 @@ async fn kindred(words: &[&str]) -> anyhow::Result<Output> {
 
 /// A cluster of one shard, and an etcd that can take what it has.
 async fn cluster(dir: &Path) -> anyhow::Result<(Up, Etcd)> {
+    cluster_of(dir, CONFIG).await
+}
+
+async fn cluster_of(dir: &Path, text: &str) -> anyhow::Result<(Up, Etcd)> {
     let config = dir.join("config.yaml");
-    std::fs::write(&config, CONFIG)?;
+    std::fs::write(&config, text)?;
     let up = Up::start(dir, "kindred", &[format!("--config={}", config.display())]).await?;
     let prepared = dir.join("prepared.db");
     kindred(&["leave", "prepare", prepared.to_str().context("a path")?]).await?.ok()?;
@@ -39,6 +48,23 @@ async fn cluster(dir: &Path) -> anyhow::Result<(Up, Etcd)> {
 async fn leave(up: &Up, home: &Etcd, more: &[&str]) -> anyhow::Result<String> {
     let (admin, to) = (format!("--admin=http://{}", up.admin), format!("--to=http://{}", home.address));
     kindred(&[&["leave", &admin, &to], more].concat()).await?.ok()
+}
+
+/// Begins to leave, and kills the command after a time unless it has ended. Answers whether it has.
+async fn leave_killed_after(up: &Up, home: &Etcd, more: &[&str], after: Duration) -> anyhow::Result<bool> {
+    let (admin, to) = (format!("--admin=http://{}", up.admin), format!("--to=http://{}", home.address));
+    let mut command = tokio::process::Command::new(our_binary("kindred")?);
+    command.args(["leave", &admin, &to]).args(more).kill_on_drop(true);
+    command.stdout(Stdio::null()).stderr(Stdio::inherit());
+    let mut running = command.spawn()?;
+    match tokio::time::timeout(after, running.wait()).await {
+        Ok(ended) => {
+            ensure!(ended?.success(), "leave failed");
+            Ok(true)
+        }
+        // SIGKILL.
+        Err(_) => running.kill().await.map(|()| false).context("kill"),
+    }
 }
 
 async fn grant(client: &Client, id: i64, ttl: i64) -> anyhow::Result<i64> {
@@ -55,6 +81,13 @@ async fn leases(client: &Client) -> anyhow::Result<Vec<i64>> {
     let mut ids: Vec<i64> = listed.leases.into_iter().map(|lease| lease.id).collect();
     ids.sort_unstable();
     Ok(ids)
+}
+
+async fn all_keys(client: &Client) -> anyhow::Result<Vec<String>> {
+    let (key, range_end) = ("/registry/".into(), "/registry0".into());
+    let range = RangeRequest { key, range_end, keys_only: true, ..Default::default() };
+    let kvs = client.kv.clone().range(range).await?.into_inner().kvs;
+    Ok(kvs.into_iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect())
 }
 
 /// The keys with a prefix, in the order in which they were created.
@@ -140,6 +173,69 @@ fn f90_a_rehearsal_leaves_no_lease_behind() {
         ensure!(leases(&direct).await? == [own], "the etcd's own alone");
         ensure!(by_creation(&direct, "/registry/", "/registry0").await?.is_empty());
         ensure!(leases(&served).await?.len() == 2);
+        Ok(())
+    });
+}
+
+/// Row 90: the page says "run it again" of a `leave` that was interrupted, but a second run met the moves of the first one, and did
+/// not know what to do with them.
+#[test]
+fn f90_a_leave_that_is_killed_is_run_again() {
+    scenario::run("leave-killed", LIMIT, |dir| async move {
+        let (up, home) = cluster_of(&dir, SPLIT).await?;
+        let (served, direct) = (up.client().await?, home.client().await?);
+        let mut keys = Vec::new();
+        for number in 0..400 {
+            let kind = ["configmaps", "pods", "secrets", "events"][number % 4];
+            let key = format!("/registry/{kind}/ns/{number:03}");
+            put(&served, &key, 0).await?;
+            keys.push(key);
+        }
+        keys.sort_unstable();
+        for rehearse in [&["--rehearse"][..], &[]] {
+            let mut after = Duration::from_millis(150);
+            while !leave_killed_after(&up, &home, rehearse, after).await? {
+                after = after.mul_f64(1.4);
+            }
+            let at = if rehearse.is_empty() { &direct } else { &served };
+            let found = all_keys(at).await?;
+            ensure!(found == keys, "{} of {}", found.len(), keys.len());
+            if !rehearse.is_empty() {
+                ensure!(all_keys(&direct).await?.is_empty());
+                let moves =
+                    kindred(&["move", "status", &format!("--admin=http://{}", up.admin)]).await?.ok()?;
+                ensure!(!moves.contains("Ready") && !moves.contains("Copying"), "{moves}");
+            }
+        }
+        Ok(())
+    });
+}
+
+/// A move to an etcd deleted what the etcd had in the range of the Kind, and asked nobody.
+#[test]
+fn f90_keys_of_others_are_deleted_only_if_that_is_asked_for() {
+    scenario::run("leave-foreign", LIMIT, |dir| async move {
+        let (up, home) = cluster(&dir).await?;
+        let (served, direct) = (up.client().await?, home.client().await?);
+        put(&served, "/registry/pods/ns/ours", 0).await?;
+        let (admin, url) = (format!("--admin=http://{}", up.admin), format!("http://{}", home.address));
+        kindred(&["store", "add", "home", "--etcd", "--endpoint", &url, &admin]).await?.ok()?;
+        let theirs = ["/registry/pods/ns/theirs", "/their/app"];
+        for key in theirs {
+            put(&direct, key, 0).await?;
+        }
+        let move_pods = ["move", "pods", "--to=home", &admin];
+        let refused = kindred(&move_pods).await?.failed()?;
+        ensure!(refused.contains(theirs[0]) && refused.contains("--delete-its-keys"), "{refused}");
+        let planned = kindred(&[&move_pods[..], &["--dry-run"]].concat()).await?.ok()?;
+        ensure!(planned.contains(theirs[0]), "{planned}");
+        // The store is known, so the command's own check welcomes keys.
+        let to = format!("--to={url}");
+        let refused = kindred(&["leave", &to, &admin]).await?.failed()?;
+        ensure!(refused.contains("store \"home\" has"), "{refused}");
+        ensure!(by_creation(&direct, "/", "0").await? == theirs, "they are where they were");
+        kindred(&[&move_pods[..], &["--delete-its-keys"]].concat()).await?.ok()?;
+        ensure!(by_creation(&direct, "/", "0").await? == ["/their/app", "/registry/pods/ns/ours"]);
         Ok(())
     });
 }

@@ -285,6 +285,7 @@ fn run(args: &AdviseArgs) -> Run {
     Run {
         dry_run: false,
         no_wait: false,
+        delete_its_keys: false,
         timeout: None,
         output: Output::Table,
         connect: args.connect.clone(),

@@ -160,6 +160,9 @@ pub struct Run {
     /// Return when the moves have begun, before they have switched.
     #[arg(long, conflicts_with = "dry_run")]
     pub no_wait: bool,
+    /// Let moves to a stock etcd delete the keys that it has where they go and that kindred has not put there.
+    #[arg(long)]
+    pub delete_its_keys: bool,
     /// How long to wait, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
     #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "no_wait")]
     pub timeout: Option<Duration>,

@@ -17,6 +17,7 @@ use super::{
     client::{Client, Form},
     context,
     failure::Failure,
+    login::Login,
     output::{self, counted, text},
     store, verbs,
     wait::{self, Until},
@@ -41,7 +42,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     let known = known(&groups, &urls);
     let is_new = known.is_none();
     check(args, !is_new).await?;
-    let leases_before = direct(args)?.leases().await?;
+    let leases_before = direct(args).await?.leases().await?;
     let home = match known {
         Some(name) => name,
         None => {
@@ -57,7 +58,13 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     };
     let what_to_do = "see --etcd-trusted-ca-file of kindred router, and kindred edit servicegroups";
     store::wait_up(&client, &home, false, store::UP_WITHIN, what_to_do).await?;
-    let run = Run { timeout: args.timeout, output: Output::Table, ..Run::default() };
+    let run = Run {
+        timeout: args.timeout,
+        delete_its_keys: args.delete_its_keys,
+        output: Output::Table,
+        ..Run::default()
+    };
+    end_earlier(&client, &home, &run, args.rehearse).await?;
     let mut moved = 0;
     for kind in elsewhere(&client, &home).await? {
         let Kind { name, stores } = kind;
@@ -71,6 +78,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
             }
             // A Kind goes to an etcd from one store.
             verbs::change(&client, "/api/v1/move", &json!({ "kind": name, "to": stores[0] }), &run).await?;
+            end_earlier(&client, &home, &run, false).await?;
         }
         let body = json!({ "kind": name, "to": home, "hold": args.rehearse });
         go(&client, "/api/v1/move", &body, &run, args.rehearse).await?;
@@ -87,7 +95,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     if args.rehearse {
         if is_new {
             client.change(Method::DELETE, &format!("/api/v1/servicegroups/{home}"), None).await?;
-            end_leases(&direct(args)?, &leases_before).await?;
+            end_leases(&direct(args).await?, &leases_before).await?;
         }
         return output::print(&format!(
             "rehearsed: {} copied, compared and given up; everything is where it was\n",
@@ -106,7 +114,7 @@ async fn go(client: &Client, path: &str, body: &Value, run: &Run, rehearse: bool
     if !rehearse {
         return verbs::change(client, path, body, run).await;
     }
-    let answer = client.change(Method::POST, path, Some(body)).await?;
+    let answer = client.change(Method::POST, &verbs::with_options(path, run), Some(body)).await?;
     output::print(&verbs::said(&answer))?;
     let ids = answer["moves"].as_array().into_iter().flatten().filter_map(Value::as_u64);
     let planned = |at: usize| answer["plan"]["moves"][at]["keys"].as_u64();
@@ -120,6 +128,70 @@ async fn go(client: &Client, path: &str, body: &Value, run: &Run, rehearse: bool
     ready?;
     given_up?;
     wait::all(client, moves, Until::Aborted, run).await
+}
+
+/// Brings to an end what is in the way of further moves, such as what an earlier run began that was killed: a rehearsal is given
+/// up, a move that is under way is waited for, and the way back of one that has switched is closed, unless `rehearse`.
+async fn end_earlier(client: &Client, home: &str, run: &Run, rehearse: bool) -> Result<(), Failure> {
+    let moves = client.get("/api/v1/moves", Form::Objects).await?;
+    for Open { id, until } in open_moves(&moves, home) {
+        if rehearse && until == Some(Until::Done) {
+            continue;
+        }
+        let Some(until) = until else {
+            return Err(Failure::Refused(format!(
+                "move {id} waits to be asked to switch: kindred move switch {id}, or kindred move abort {id}"
+            )));
+        };
+        let (said, verb) = match until {
+            Until::Aborted => ("is of an earlier rehearsal, and given up", Some("abort")),
+            Until::Done => ("has switched: its way back is closed", Some("complete")),
+            _ => ("is still under way", None),
+        };
+        output::print(&format!("move {id} {said}\n"))?;
+        if let Some(verb) = verb {
+            let asked = client.change(Method::POST, &format!("/api/v1/moves/{id}/{verb}"), None).await;
+            // It may be over by now.
+            asked.map(drop).or_else(|error| match error {
+                Failure::Refused(_) => Ok(()),
+                other => Err(other),
+            })?;
+        }
+        match wait::all(client, vec![(id, None)], until, run).await {
+            // What an aborted move had to do is begun anew.
+            Ok(()) | Err(Failure::Aborted(_)) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(())
+}
+
+/// A move that is not over, and what to wait for; `None` if it waits for an operator.
+#[derive(Debug, PartialEq, Eq)]
+struct Open {
+    id: u64,
+    until: Option<Until>,
+}
+
+fn open_moves(moves: &Value, home: &str) -> Vec<Open> {
+    let open = |shown: &Value| {
+        let id = shown["metadata"]["name"].as_str()?.parse().ok()?;
+        let phase = shown["phase"].as_str()?;
+        if shown["over"] == true {
+            return None;
+        }
+        let mut legs = shown["legs"].as_array().into_iter().flatten();
+        let goes_home = legs.all(|leg| leg["to"] == home);
+        let until = match shown["goal"].as_str()? {
+            "there" if matches!(phase, "Switched" | "Completing") => Some(Until::Done),
+            "there" if shown["hold"] == true => goes_home.then_some(Until::Aborted),
+            "there" => Some(Until::Switched),
+            "back" => Some(Until::Back),
+            _ => Some(Until::Aborted),
+        };
+        Some(Open { id, until })
+    };
+    moves["items"].as_array().into_iter().flatten().filter_map(open).collect()
 }
 
 /// A Kind with stores of its own.
@@ -188,19 +260,19 @@ async fn end_leases(direct: &Etcd, before: &[i64]) -> Result<(), Failure> {
 }
 
 /// A client of the etcd itself.
-fn direct(args: &Begin) -> Result<Etcd, Failure> {
+async fn direct(args: &Begin) -> Result<Etcd, Failure> {
     let tls = ClientTlsArgs {
         cacert: args.etcd_tls.etcd_trusted_ca_file.clone(),
         cert: args.etcd_tls.etcd_cert_file.clone(),
         key: args.etcd_tls.etcd_key_file.clone(),
         ..ClientTlsArgs::default()
     };
-    Etcd::new(&args.to, &tls)
+    Etcd::connect(&args.to, &tls, &Login::default()).await
 }
 
 /// Waits until the etcd has all leases, also those without keys.
 async fn leases_came(served: &Etcd, args: &Begin) -> Result<(), Failure> {
-    let direct = direct(args)?;
+    let direct = direct(args).await?;
     let end = Instant::now() + LEASES_MAX;
     loop {
         let here: BTreeSet<i64> = served.leases().await?.into_iter().collect();
@@ -221,8 +293,8 @@ async fn leases_came(served: &Etcd, args: &Begin) -> Result<(), Failure> {
 /// Compares what kindred serves with what the etcd has, key by key, at one revision. Returns a client of kindred.
 async fn compare(client: &Client, args: &Begin, address: &context::Address) -> Result<Etcd, Failure> {
     let snapshot = Snapshot::take(client).await?;
-    let served = Etcd::new(&snapshot.client_urls, &address.tls)?;
-    let direct = direct(args)?;
+    let served = Etcd::connect(&snapshot.client_urls, &address.tls, &args.login).await?;
+    let direct = direct(args).await?;
     let comparing = async {
         let (mut keys, mut rate) = (BTreeMap::new(), Rate::new(None));
         let one = snapshot.read(&served, &mut rate, |kv| {
@@ -290,6 +362,35 @@ mod tests {
         };
         let wanted = [kind("/registry/nodes/", &["a", "b"]), kind("/registry/pods/", &["a", "home"])];
         assert_eq!(not_at(&partitions, "home"), wanted);
+    }
+
+    /// A run that was killed left moves that a second one did not know what to do with.
+    #[test]
+    fn f90_what_an_earlier_run_began_is_known() {
+        let shown = |id: &str, phase: &str, goal: &str, hold: bool, to: &str| {
+            json!({
+                "metadata": { "name": id }, "phase": phase, "goal": goal, "hold": hold,
+                "over": phase == "Done", "legs": [{ "from": "a", "to": to }],
+            })
+        };
+        let moves = json!({ "items": [
+            shown("1", "Done", "there", true, "home"),
+            shown("2", "Switched", "there", false, "b"),
+            shown("3", "Ready", "there", true, "home"),
+            shown("4", "Ready", "there", true, "b"),
+            shown("5", "Copying", "there", false, "home"),
+            shown("6", "Aborting", "abort", true, "home"),
+            shown("7", "Switching", "back", false, "b"),
+        ]});
+        let wanted = [
+            (2, Some(Until::Done)),
+            (3, Some(Until::Aborted)),
+            (4, None),
+            (5, Some(Until::Switched)),
+            (6, Some(Until::Aborted)),
+            (7, Some(Until::Back)),
+        ];
+        assert_eq!(open_moves(&moves, "home"), wanted.map(|(id, until)| Open { id, until }));
     }
 
     #[test]

@@ -50,8 +50,7 @@ async fn change_until(
     until: Until,
     run: &Run,
 ) -> Result<(), Failure> {
-    let query = if run.dry_run { "?dryRun=All" } else { "" };
-    let answer = client.change(Method::POST, &format!("{path}{query}"), Some(body)).await?;
+    let answer = client.change(Method::POST, &with_options(path, run), Some(body)).await?;
     if run.output != Output::Table && (run.dry_run || run.no_wait) {
         return output::print(&output::rendered(&answer, run.output)?);
     }
@@ -74,6 +73,14 @@ async fn change_until(
     };
     let waited = moves.iter().map(|id| (*id, planned(id))).collect();
     wait::all(client, waited, until, run).await
+}
+
+/// A path with what the flags ask. Routers of earlier versions do not know the second option.
+#[must_use]
+pub fn with_options(path: &str, run: &Run) -> String {
+    let options = [(run.dry_run, "dryRun=All"), (run.delete_its_keys, "deleteItsKeys=true")];
+    let asked: Vec<_> = options.iter().filter(|(asked, _)| *asked).map(|(_, option)| *option).collect();
+    if asked.is_empty() { path.to_owned() } else { format!("{path}?{}", asked.join("&")) }
 }
 
 /// Describes what a change does or would do.
@@ -148,6 +155,9 @@ pub async fn existing(client: &Client, existing: &Existing) -> Result<(), Failur
         Existing::Abort(of) => ("abort", Until::Aborted, of),
         Existing::Switch(of) => ("switch", Until::Switched, of),
     };
+    if of.run.delete_its_keys {
+        return Err(Failure::Usage(format!("--delete-its-keys: {verb} begins no move")));
+    }
     if of.run.dry_run {
         return Err(Failure::Usage(format!(
             "--dry-run: there is nothing to plan for {verb}; see kindred move status"

@@ -49,9 +49,26 @@ pub struct Options {
     /// `All` asks for the plan of a change, without making it.
     #[serde(default)]
     pub dry_run: Option<String>,
+    /// `true` lets moves delete what a stock etcd has in their ranges and kindred has not put there.
+    #[serde(default)]
+    pub delete_its_keys: Option<String>,
 }
 
 impl Options {
+    /// Whether moves may delete keys of others.
+    ///
+    /// # Errors
+    /// When the value is unknown.
+    pub fn may_delete(&self) -> Result<bool, ApiError> {
+        match self.delete_its_keys.as_deref() {
+            None | Some("" | "false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(other) => Err(ApiError::BadRequest(format!(
+                "deleteItsKeys: {other:?} is not known; write deleteItsKeys=true"
+            ))),
+        }
+    }
+
     /// Whether the request is a dry run.
     ///
     /// # Errors
@@ -272,7 +289,7 @@ async fn made(mover: &Arc<Mover>, edit: Edit, options: &Options) -> Result<Made,
     if options.is_dry_run()? {
         return verbs::planned(mover, std::slice::from_ref(&verb)).await.map(Made::Plan);
     }
-    Ok(Made::State(verbs::make(mover, &verb).await?.state))
+    Ok(Made::State(verbs::make(mover, &verb, options.may_delete()?).await?.state))
 }
 
 pub(super) fn text(body: &[u8]) -> Result<&str, ApiError> {

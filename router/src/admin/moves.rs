@@ -109,7 +109,7 @@ fn object(state: &ClusterState, record: &MoveRecord, version: i64, progress: Opt
         "apiVersion": "v1", "kind": "Move",
         "metadata": { "name": record.id.0.to_string(), "resourceVersion": version.to_string() },
         "resource": kind.map_or_else(|| ALL_ELSE.to_owned(), |kind| state.scheme().name_of(kind)),
-        "phase": word(record.phase), "goal": goal(record.goal), "over": record.phase.is_over(),
+        "phase": word(record.phase), "goal": goal(record.goal), "hold": record.hold, "over": record.phase.is_over(),
         "attempts": record.attempts, "reason": record.reason, "coordinator": record.coordinator,
         "legs": legs.collect::<Vec<_>>(), "progress": progress,
     })

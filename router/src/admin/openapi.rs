@@ -175,7 +175,7 @@ fn object<Body: JsonSchema, One: JsonSchema, List: JsonSchema>(document: &mut Do
         .errors(&[400, 410]);
     let create = document.post(&all, &format!("Create one of {plural}"));
     create
-        .dry_run()
+        .of_change()
         .body::<Body>()
         .answer::<a::Change>(200, "what would be done (a dry run)")
         .answer::<One>(201, "the object")
@@ -184,7 +184,7 @@ fn object<Body: JsonSchema, One: JsonSchema, List: JsonSchema>(document: &mut Do
     get.in_path("name", name).answer_or_table::<One>(200, "the object").errors(&[404]);
     let put = document.put(&one, &format!("Update one of {plural}"));
     put.in_path("name", name)
-        .dry_run()
+        .of_change()
         .body::<Body>()
         .answer::<One>(200, "the object")
         .answer::<a::Change>(200, "what would be done (a dry run)")
@@ -192,7 +192,7 @@ fn object<Body: JsonSchema, One: JsonSchema, List: JsonSchema>(document: &mut Do
     let delete = document.delete(&one, &format!("Delete one of {plural}"));
     delete
         .in_path("name", name)
-        .dry_run()
+        .of_change()
         .query("resourceVersion", "The version that the object must have.")
         .answer::<a::Status>(200, "it is deleted")
         .answer::<a::Change>(200, "what would be done (a dry run)")
@@ -220,7 +220,7 @@ fn verbs(document: &mut Document) {
 
 fn verb<Body: JsonSchema>(document: &mut Document, name: &str, summary: &str) {
     let post = document.post(&format!("/api/v1/{name}"), summary);
-    post.dry_run()
+    post.of_change()
         .body::<Body>()
         .answer::<a::Change>(200, "what is done; the moves that it needs have begun")
         .errors(&[400, 404, 409, 422, 501, 503]);

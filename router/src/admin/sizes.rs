@@ -48,6 +48,8 @@ pub struct Planned {
     lacks: Vec<String>,
     /// Errors for targets whose clocks are too far behind those of the owners.
     clocks: Vec<String>,
+    /// Errors for stock etcds that have keys of others where the moves go.
+    strangers: Vec<String>,
 }
 
 impl Planned {
@@ -60,17 +62,25 @@ impl Planned {
         json!({ "moves": moves, "rate": rate })
     }
 
-    /// Checks that the targets have room, and clocks that can follow. `field` is the field that names the target.
+    /// Checks that the targets have room, and clocks that can follow, and that no keys of others are deleted unless `deletes`.
+    /// `field` is the field that names the target.
     ///
     /// # Errors
-    /// Every limit that would be exceeded, and every clock that is too far behind.
-    pub fn fits(&self, field: &str) -> Result<(), Vec<FieldError>> {
+    /// Every limit that would be exceeded, every clock that is too far behind, and every etcd with keys of others.
+    pub fn fits(&self, field: &str, deletes: bool) -> Result<(), Vec<FieldError>> {
         let mut errors = FieldErrors::default();
         for lack in &self.lacks {
             errors.add(field, lack, "raise the quota there, or name another store");
         }
         for late in &self.clocks {
             errors.add(field, late, "set the time there, or name another store");
+        }
+        for strange in self.strangers.iter().filter(|_| !deletes) {
+            errors.add(
+                field,
+                strange,
+                "the move would delete them: bring them elsewhere, or allow it (deleteItsKeys=true, --delete-its-keys)",
+            );
         }
         errors.into_result(())
     }
@@ -98,12 +108,22 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
         .flat_map(|(_, legs, _)| legs)
         .filter_map(|leg| too_far_behind(mover, leg, state))
         .collect();
+    let mut strangers = Vec::new();
+    for (resource, legs, _) in &sized {
+        for leg in legs.iter().filter(|leg| state.is_etcd(leg.to)) {
+            // A store that cannot be asked is a problem of the leg above.
+            let found = keys_of_others(mover, leg, state, resource).await.ok().flatten();
+            strangers.extend(found.map(|found| (resource.clone(), found)));
+        }
+    }
     let lacks = no_room(sized.iter().flat_map(|(_, _, sizes)| sizes.iter().flatten()));
     let moves = sized.into_iter().map(|(resource, legs, sizes)| {
         let problems = sizes.iter().filter_map(|size| size.as_ref().err().cloned());
         let lacks = lacks.iter().filter(|lack| sizes.iter().flatten().any(|size| concerns(lack, size)));
         let late = legs.iter().filter_map(|leg| too_far_behind(mover, leg, state));
-        let problems: Vec<_> = problems.chain(lacks.map(|lack| said(lack, state))).chain(late).collect();
+        let strange = strangers.iter().filter(|(of, _)| *of == resource).map(|(_, found)| found.clone());
+        let problems = problems.chain(lacks.map(|lack| said(lack, state))).chain(late).chain(strange);
+        let problems: Vec<_> = problems.collect();
         let shown = legs.iter().zip(&sizes).map(|(leg, size)| shown_leg(leg, size.as_ref().ok(), rate, state));
         let mut shown = json!({
             "resource": resource, "switches": legs.len(), "problems": problems, "legs": shown.collect::<Vec<_>>(),
@@ -114,8 +134,39 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
         }
         shown
     });
+    let moves = moves.collect();
     let lacks = lacks.iter().map(|lack| said(lack, state)).collect();
-    Planned { moves: moves.collect(), rate, lacks, clocks }
+    let strangers = strangers.into_iter().map(|(_, found)| found).collect();
+    Planned { moves, rate, lacks, clocks, strangers }
+}
+
+/// The keys that a stock etcd has where the leg goes, in words. An etcd that has given the unit away refuses to count what it
+/// still has of it, and that is kindred's.
+async fn keys_of_others(
+    mover: &Mover,
+    leg: &Leg,
+    state: &ClusterState,
+    resource: &str,
+) -> Result<Option<String>, Status> {
+    let target = mover.stores.get(store_ix(leg.to));
+    for Transfer { unit, .. } in &leg.transfers {
+        let found = match range(mover, target, &unit.range, 1).await {
+            Ok(found) => found,
+            Err(_) => {
+                target.ready()?;
+                continue;
+            }
+        };
+        if let Some(kv) = found.kvs.first() {
+            let (to, key) = (state.store_name(leg.to), kv.key.escape_ascii());
+            let keys = if found.count == 1 { "a key" } else { "keys" };
+            return Ok(Some(format!(
+                "store {to:?} has {keys} of {resource} that kindred has not put there ({}): \"{key}\"",
+                found.count
+            )));
+        }
+    }
+    Ok(None)
 }
 
 /// Why the target's clock does not allow the leg: at the switch it is raised to the owner's (R15b), which may be too
@@ -198,12 +249,12 @@ async fn leg_size(mover: &Mover, leg: &Leg, scheme: &KindScheme) -> Result<LegSi
     let (mut takes, mut owner_syncs) = (BTreeMap::<Bytes, u64>::new(), Duration::ZERO);
     for Transfer { unit, .. } in &leg.transfers {
         let began = Instant::now();
-        let keys = range(mover, owner, &unit.range, true).await?.count.unsigned_abs();
+        let keys = range(mover, owner, &unit.range, 0).await?.count.unsigned_abs();
         round_trip = round_trip.max(began.elapsed());
-        let page = range(mover, owner, &unit.range, false).await?;
+        let page = range(mover, owner, &unit.range, SAMPLE).await?;
         let began = Instant::now();
         // A store that owned the unit before refuses to count it, which is an answer too.
-        if let Err(status) = range(mover, target, &unit.range, true).await {
+        if let Err(status) = range(mover, target, &unit.range, 0).await {
             target.ready()?;
             tracing::debug!(store = target.name(), %status, "a target does not count what it will get");
         }
@@ -318,15 +369,15 @@ fn projected(unit: &Unit, keys: u64, page: &pb::RangeResponse) -> (u64, u64) {
     }
 }
 
+/// The first keys of a range and how many there are; with a limit of 0 only how many.
 async fn range(
     mover: &Mover,
     store: &Store,
     range: &KeyRange,
-    count: bool,
+    limit: i64,
 ) -> Result<pb::RangeResponse, Status> {
     let (key, range_end) = range.to_wire();
-    let limit = if count { 0 } else { SAMPLE };
-    let request = pb::RangeRequest { key, range_end, count_only: count, limit, ..Default::default() };
+    let request = pb::RangeRequest { key, range_end, count_only: limit == 0, limit, ..Default::default() };
     let generation = mover.routing.load().generation();
     let body = Bytes::from(request.encode_to_vec());
     let small = is_small(&Parsed::new(Call::Range, &body));

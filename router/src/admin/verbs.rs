@@ -207,7 +207,7 @@ async fn run(mover: &Arc<Mover>, verb: Result<Verb, ApiError>, options: &Options
     if options.is_dry_run()? {
         return planned(mover, &[verb]).await;
     }
-    let made = make(mover, &verb).await?;
+    let made = make(mover, &verb, options.may_delete()?).await?;
     let ids: Vec<u64> = made.moves.iter().map(|id| id.0).collect();
     Ok(json!({
         "kind": "Change", "apiVersion": "v1", "dryRun": false, "objects": objects(&made.before, &made.state),
@@ -246,11 +246,12 @@ pub struct Made {
     planned: Option<Planned>,
 }
 
-/// Makes a change and begins its moves, in one transaction in meta.
+/// Makes a change and begins its moves, in one transaction in meta. With `deletes` moves to a stock etcd may delete the keys
+/// of others that it has where they go.
 ///
 /// # Errors
 /// When it is refused, or meta did not accept it; nothing was changed unless the error says that this is unknown.
-pub async fn make(mover: &Arc<Mover>, verb: &Verb) -> Result<Made, ApiError> {
+pub async fn make(mover: &Arc<Mover>, verb: &Verb, deletes: bool) -> Result<Made, ApiError> {
     // Estimate before the change, because the copy begins right after it. A change that is refused here is refused
     // again below, by the state in meta.
     let (mut planned, mut used) = (None, 0);
@@ -259,7 +260,7 @@ pub async fn make(mover: &Arc<Mover>, verb: &Verb) -> Result<Made, ApiError> {
         used = used_numbers(mover, &change).await;
         planned = Some(sizes::moves(mover, &change).await);
     }
-    planned.iter().try_for_each(|planned| planned.fits(&verb.target_field()))?;
+    planned.iter().try_for_each(|planned| planned.fits(&verb.target_field(), deletes))?;
     let meta = cluster.meta.clone().ok_or(ChangeError::<ApiError>::Meta(MetaError::None))?;
     let live = Live { keeper: mover.keeper.clone(), meta };
     Ok(Made { planned, ..write(&live, verb, used).await? })

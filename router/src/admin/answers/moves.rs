@@ -29,6 +29,8 @@ pub struct Move {
     pub resource: String,
     pub phase: MovePhase,
     pub goal: MoveGoal,
+    /// Whether it waits, copied and compared, to be asked to switch.
+    pub hold: bool,
     /// Whether it has ended.
     pub over: bool,
     pub attempts: u64,

@@ -130,9 +130,15 @@ impl Operation<'_> {
         )
     }
 
-    pub(super) fn dry_run(self) -> Self {
+    /// The options of everything that may begin moves.
+    pub(super) fn of_change(self) -> Self {
         let what = "`All`: only show what would be done.";
-        self.parameter(json!({ "name": "dryRun", "in": "query", "description": what, "schema": { "enum": ["", "All"] } }))
+        let dry = json!({ "name": "dryRun", "in": "query", "description": what, "schema": { "enum": ["", "All"] } });
+        let what = "`true`: moves to a stock etcd may delete the keys that it has where they go.";
+        let values = ["", "true", "false"];
+        self.parameter(dry).parameter(
+            json!({ "name": "deleteItsKeys", "in": "query", "description": what, "schema": { "enum": values } }),
+        )
     }
 
     pub(super) fn in_path(self, name: &str, what: &str) -> Self {
