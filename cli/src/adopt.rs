@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::path::Path;
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
@@ -53,9 +54,34 @@ pub fn run(mut args: Begin) -> anyhow::Result<()> {
     }
     up::take_folder(&args.up.data_dir)?;
     let file = args.up.data_dir.join(CONFIG);
+    is_of_folder(&file, &config)?;
     private::write(&file, text.as_bytes()).with_context(|| file.display().to_string())?;
     args.up.config = Some(file);
     up::run(args.up)
+}
+
+/// A folder goes on with the etcd that it has adopted, whatever a later command line says: that must not be another one.
+fn is_of_folder(file: &Path, wanted: &KindredConfig) -> anyhow::Result<()> {
+    let kept = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| file.display().to_string()),
+    };
+    // What cannot be read is written anew.
+    let Ok(kept) = parse::parse_config(&kept) else { return Ok(()) };
+    let of = |config: &KindredConfig| {
+        let store = config.stores.iter().find(|store| store.name == config.default);
+        store.map(|store| (store.name.clone(), store.endpoints.clone()))
+    };
+    let (Some((store, was)), Some((named, is))) = (of(&kept), of(wanted)) else { return Ok(()) };
+    if (&store, &was) == (&named, &is) {
+        return Ok(());
+    }
+    let (is, was, folder) = (is.join(","), was.join(","), file.parent().unwrap_or(file).display());
+    bail!(
+        "--from {is}: --data-dir {folder} has adopted {was} as the store {store:?}: where that etcd is now, say by kindred edit \
+         servicegroups {store}; to adopt another etcd, choose another folder"
+    )
 }
 
 fn check(args: &Begin) -> anyhow::Result<()> {
@@ -93,5 +119,34 @@ fn config_of(args: &Begin) -> KindredConfig {
         default: name,
         partitions: Vec::new(),
         up: UpConfig { router: router.collect(), ..UpConfig::default() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It went on with the old etcd, and said nothing.
+    #[test]
+    fn f91_a_folder_that_has_adopted_an_etcd_adopts_no_other_one() {
+        #[derive(clap::Parser)]
+        struct Cli {
+            #[command(flatten)]
+            begin: Begin,
+        }
+        let config = |from: &str| {
+            config_of(&<Cli as clap::Parser>::parse_from(["adopt", &format!("--from={from}")]).begin)
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(CONFIG);
+        let old = config("http://a:2379,http://b:2379");
+        is_of_folder(&file, &old).unwrap();
+        std::fs::write(&file, parse::to_yaml(&old).unwrap()).unwrap();
+        is_of_folder(&file, &old).unwrap();
+        let refused = is_of_folder(&file, &config("http://c:2379")).unwrap_err().to_string();
+        assert!(
+            refused.contains("http://c:2379") && refused.contains("has adopted http://a:2379"),
+            "{refused}"
+        );
     }
 }

@@ -25,6 +25,8 @@ mod placement;
 
 /// The maximum length of a Unix socket's path in its address, without the terminating zero.
 const UNIX_PATH_BYTES_MAX: usize = 107;
+/// The maximum number of partition configs: the cluster's state is one value of the meta store, and an etcd takes 1.5 MiB.
+pub const PARTITIONS_MAX: usize = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldError {
@@ -134,6 +136,17 @@ pub(crate) fn place(
     default: Option<StoreIdx>,
     errors: &mut FieldErrors,
 ) -> Option<(PartitionMap, Vec<KindSettings>)> {
+    if input.partitions.len() > PARTITIONS_MAX {
+        errors.add(
+            "partitions",
+            format!(
+                "there are {}, and at most {PARTITIONS_MAX} fit in the meta store",
+                input.partitions.len()
+            ),
+            "spread a Kind by a ring of stores, which is one config, or make fewer ranges",
+        );
+        return None;
+    }
     let kinds = ranges(input, errors);
     let settings: Vec<_> =
         kinds.iter().map(|(kind, ranges)| whole_kind(kind, ranges, input.scheme, errors)).collect();

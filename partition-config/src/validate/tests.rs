@@ -310,3 +310,13 @@ proptest! {
         }
     }
 }
+
+/// Ten thousand ranges were valid, and `kindred up` ended after half a minute, as no meta store took them.
+#[test]
+fn f91_more_configs_than_a_meta_store_takes_are_refused() {
+    let kind = |number: usize| format!("resource: {number:05}.example.com, serviceGroupId: b");
+    let partitions: Vec<String> = (0..=PARTITIONS_MAX).map(kind).collect();
+    let partitions: Vec<&str> = partitions.iter().map(String::as_str).collect();
+    assert_eq!(paths(&config(&partitions)), ["partitions"]);
+    assert_eq!(paths(&config(&partitions[1..])), [""; 0]);
+}
