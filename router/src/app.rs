@@ -147,9 +147,12 @@ impl App {
                 .prepare(),
             Snapshots::new(stores.clone(), self.routing.clone()),
         );
-        let maintenance = maintenance::Maintenance::new(stores, identity.clone(), snapshots, gate.clone());
+        let of_meta = self.keeper.cluster.clone();
+        let maintenance =
+            maintenance::Maintenance::new(stores, identity.clone(), of_meta.clone(), snapshots, gate.clone());
         let maintenance = MaintenanceServer::new(maintenance).accept_compressed(Gzip);
-        let cluster = ClusterServer::new(cluster::Cluster::new(identity.clone())).accept_compressed(Gzip);
+        let cluster =
+            ClusterServer::new(cluster::Cluster::new(identity.clone(), of_meta)).accept_compressed(Gzip);
         let auth = AuthServer::new(auth::Auth::new(identity, self.users.clone(), kv)).accept_compressed(Gzip);
         let kv = KVServer::new(kv.clone()).accept_compressed(Gzip).max_decoding_message_size(max_message);
         let services = service::Routes::new(kv)

@@ -1,8 +1,8 @@
 //! The cluster's state, kept in a meta store: any etcd v3 endpoints, apart from the stores that hold clients' keys.
 //!
 //! * Under `/kindred/` are `state` (one [`ClusterState`], changed only by compare-and-swap), `moves/<id>`,
-//!   `coordinators/<id>`, `compaction` (the highest accepted compaction of a client), `auth` (users and roles, [`auth`])
-//!   and `advice` (what `kindred advise` decided).
+//!   `coordinators/<id>`, `compaction` (the highest accepted compaction of a client), `auth` (users and roles, [`auth`]),
+//!   `advice` (what `kindred advise` decided) and `routers/<id>` (who is there, [`routers`]).
 //! * Every router follows all of these keys ([`follow`]), swaps in newer maps ([`take`]) and keeps the last state in a
 //!   file ([`cache`]). A start takes the state from meta, else the file, else `--config`, else the embedded default
 //!   ([`start`]).
@@ -22,6 +22,7 @@ pub mod lineage;
 pub mod live;
 mod members;
 pub mod revision_pairs;
+pub mod routers;
 pub mod start;
 pub mod store;
 pub mod take;

@@ -26,6 +26,7 @@ use crate::identity::Identity;
 use crate::meta::auth::Users;
 use crate::meta::client::MetaClient;
 use crate::meta::lineage::Founding;
+use crate::meta::routers::{self, Member};
 use crate::meta::{self, Cluster, Meta};
 use crate::metrics as own_metrics;
 use crate::routing::Routing;
@@ -215,6 +216,10 @@ pub async fn bind(
     if let Some(spans) = settings.spans {
         // This is the first call, so there are none yet.
         let _ = app.traffic.spans.set(Spans::start(spans));
+    }
+    if let Some(meta) = app.keeper.cluster.meta.clone() {
+        let (me, stopping) = (Member::of(&app.identity), drain.stopping());
+        drain.spawn(async move { routers::announce(meta, me, stopping.cancelled_owned()).await });
     }
     let kv = app.kv(settings.max_request_bytes);
     let services = Recipes::around(app.services(&kv, settings.watches));

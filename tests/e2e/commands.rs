@@ -5,7 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use kindred_tests::{
     etcdctl::Etcdctl,
-    scenario::{self, report},
+    scenario::{self, report, wait_for},
+    servers::Up,
 };
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -182,6 +183,35 @@ fn etcdctl_maintenance() {
         ensure!(etcdctl.ok(&["alarm", "list"]).await?.trim().is_empty());
         etcdctl.ok(&["defrag"]).await?;
         report("e2e etcdctl_maintenance commands=7");
+        Ok(())
+    });
+}
+
+/// Each router listed itself alone, and each said that it is the leader.
+#[test]
+fn f61_all_routers_are_members_and_one_of_them_is_the_leader() {
+    scenario::run("etcdctl_members", LIMIT, |dir| async move {
+        let up = Up::start(&dir, "kindred", &["--routers=2".to_owned()]).await?;
+        let addresses = up.addresses("listen")?;
+        for address in &addresses {
+            let etcdctl = Etcdctl::new(address);
+            let members = wait_for("both routers in the list", LIMIT, || async {
+                let members = etcdctl.json(&["member", "list"]).await?;
+                let members = members["members"].as_array().context("members")?.clone();
+                Ok((members.len() == 2).then_some(members))
+            })
+            .await?;
+            for address in &addresses {
+                let url = format!("http://{address}");
+                let found = members.iter().filter(|member| member["clientURLs"][0] == url.as_str());
+                ensure!(found.count() == 1, "{url}: {members:?}");
+            }
+            let each = etcdctl.json(&["endpoint", "status", "--cluster"]).await?;
+            let each = each.as_array().context("endpoints")?;
+            let leaders =
+                each.iter().filter(|one| one["Status"]["leader"] == one["Status"]["header"]["member_id"]);
+            ensure!(each.len() == 2 && leaders.count() == 1, "{each:?}");
+        }
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! `etcdserverpb.Cluster`: this router is the only member that clients see.
+//! `etcdserverpb.Cluster`: the members that clients see are the cluster's routers.
 
 use std::sync::Arc;
 
@@ -6,16 +6,29 @@ use kindred_proto::etcdserverpb::{Member, MemberListRequest, MemberListResponse,
 use tonic::{Request, Response, Status};
 
 use crate::identity::Identity;
+use crate::meta;
+use crate::meta::routers::{self, members};
 
 #[derive(Debug, Clone)]
 pub struct Cluster {
     identity: Arc<Identity>,
+    cluster: Arc<meta::Cluster>,
 }
 
 impl Cluster {
     #[must_use]
-    pub fn new(identity: Arc<Identity>) -> Self {
-        Self { identity }
+    pub fn new(identity: Arc<Identity>, cluster: Arc<meta::Cluster>) -> Self {
+        Self { identity, cluster }
+    }
+}
+
+fn shown(member: routers::Member) -> Member {
+    Member {
+        id: member.id,
+        name: member.name,
+        peer_ur_ls: Vec::new(),
+        client_ur_ls: member.client_urls,
+        is_learner: false,
     }
 }
 
@@ -25,14 +38,8 @@ impl cluster_server::Cluster for Cluster {
         &self,
         _: Request<MemberListRequest>,
     ) -> Result<Response<MemberListResponse>, Status> {
-        let identity = &*self.identity;
-        let member = Member {
-            id: identity.member_id,
-            name: identity.name.clone(),
-            peer_ur_ls: Vec::new(),
-            client_ur_ls: identity.client_urls.clone(),
-            is_learner: false,
-        };
-        Ok(Response::new(MemberListResponse { header: identity.typed_header(0), members: vec![member] }))
+        let members = members(&self.cluster, &routers::Member::of(&self.identity));
+        let members = members.into_iter().map(shown).collect();
+        Ok(Response::new(MemberListResponse { header: self.identity.typed_header(0), members }))
     }
 }

@@ -15,6 +15,7 @@ use crate::auth::{Credentials, Gate};
 use crate::execute::raise::raise_shards;
 use crate::execute::{Deadline, Effect, call};
 use crate::identity::Identity;
+use crate::meta::{Cluster, routers};
 use crate::stores::{Store, Stores};
 
 /// The time limit of a status: kube-apiserver asks often and decides features by it, so no store may delay it for long.
@@ -24,16 +25,39 @@ const STATUS_LIMIT: Duration = Duration::from_secs(1);
 pub struct Maintenance {
     stores: Stores,
     identity: Arc<Identity>,
+    cluster: Arc<Cluster>,
     snapshots: Sender<Routes>,
     gate: Arc<Gate>,
+}
+
+/// The types of the alarms that reachable stores have raised.
+pub async fn alarms(stores: &Stores) -> Vec<String> {
+    let deadline = Deadline::within(STATUS_LIMIT);
+    let asked = stores.iter().filter(|store| store.ready().is_ok()).map(|store| async move {
+        let listed = call(store, Effect::Read, deadline, || async {
+            store.maintenance().alarm(deadline.request(pb::AlarmRequest::default())).await
+        });
+        listed.await.map(|listed| listed.alarms).unwrap_or_default()
+    });
+    let raised = join_all(asked).await.into_iter().flatten();
+    let mut types: Vec<_> = raised.map(|alarm| alarm.alarm().as_str_name().to_owned()).collect();
+    types.sort_unstable();
+    types.dedup();
+    types
 }
 
 type Each<T> = Vec<(Arc<Store>, Result<T, Status>)>;
 
 impl Maintenance {
     #[must_use]
-    pub fn new(stores: Stores, identity: Arc<Identity>, snapshots: Sender<Routes>, gate: Arc<Gate>) -> Self {
-        Self { stores, identity, snapshots, gate }
+    pub fn new(
+        stores: Stores,
+        identity: Arc<Identity>,
+        cluster: Arc<Cluster>,
+        snapshots: Sender<Routes>,
+        gate: Arc<Gate>,
+    ) -> Self {
+        Self { stores, identity, cluster, snapshots, gate }
     }
 
     /// Makes the same call to every store at once.
@@ -116,7 +140,7 @@ impl pb::maintenance_server::Maintenance for Maintenance {
         let mut status = pb::StatusResponse {
             version: ETCD_VERSION.to_owned(),
             storage_version: ETCD_VERSION.to_owned(),
-            leader: self.identity.member_id,
+            leader: routers::leader(&self.cluster, &routers::Member::of(&self.identity)),
             raft_term: kindred_router_core::header_ids::RAFT_TERM,
             ..Default::default()
         };
