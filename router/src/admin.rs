@@ -42,6 +42,7 @@ use serde_json::{Value, json};
 
 use crate::admission::Admission;
 use crate::endpoint::kv::Kv;
+use crate::endpoint::maintenance;
 use crate::feeds::Feeds;
 use crate::metrics::Observing;
 use crate::moves::mover::Mover;
@@ -74,7 +75,12 @@ impl Parts {
         let (of, fed, stopping) = (self.mover.clone(), self.feeds.clone(), self.drain.clone());
         let (shown, feeds, observing) = (self.mover.clone(), self.feeds.clone(), Observing::default());
         let (traffic, admission) = (self.traffic.clone(), self.admission.clone());
-        Admin::new().ready(move || checks(&of, &fed, &stopping)).metrics(move || {
+        let alarmed = self.mover.stores.clone();
+        let alarms = move || {
+            let stores = alarmed.clone();
+            async move { maintenance::alarms(&stores).await }
+        };
+        Admin::new().ready(move || checks(&of, &fed, &stopping)).alarms(alarms).metrics(move || {
             observing.observe(&shown.stores, &feeds);
             let cluster = &shown.keeper.cluster;
             observing.observe_state(cluster.unsound().len(), cluster.elsewhere().len());

@@ -2,6 +2,7 @@
 
 use axum::{Json, response::IntoResponse as _, routing::get};
 use http::StatusCode;
+use kindred_proto::etcdserverpb::AlarmType;
 use kindred_transport::{
     admin::{Admin, AdminGuard, Check, serve},
     listener::Listener,
@@ -20,7 +21,7 @@ use crate::{
 /// What probes and metrics say, on the admin port and, as with etcd, on the clients' port.
 #[must_use]
 pub fn probes(member: Member, recorded: &Recorded, drain: &Drain) -> Admin {
-    let live = member.handle.clone();
+    let (live, alarms) = (member.handle.clone(), member.handle.clone());
     let ready_drain = drain.clone();
     let membership = member.membership.clone();
     let (recorder, label) = (recorded.recorder.clone(), recorded.label.clone());
@@ -46,6 +47,15 @@ pub fn probes(member: Member, recorded: &Recorded, drain: &Drain) -> Admin {
                 Check::new("standby", standby(&member.membership)),
                 Check::new("writes", refused),
             ]
+        })
+        .alarms(move || {
+            let handle = alarms.clone();
+            async move {
+                let asked = handle.call(call::Alarm { action: 0, alarm: 0, member: 0 }).await;
+                let raised = asked.map(|(raised, _)| raised).unwrap_or_default();
+                let name = |(alarm, _)| AlarmType::try_from(alarm).ok().map(|alarm| alarm.as_str_name());
+                raised.into_iter().filter_map(name).map(str::to_owned).collect()
+            }
         })
         .metrics(move || {
             recorder

@@ -4,7 +4,9 @@
 use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::ensure;
+use kindred_proto::etcdserverpb::{AlarmRequest, AlarmType, alarm_request::AlarmAction};
 use kindred_tests::{
+    client::Client,
     etcdctl,
     peers::peer,
     ports::Port,
@@ -52,6 +54,7 @@ async fn plain(dir: &Path) -> anyhow::Result<()> {
         ensure!(metrics.body.contains("# TYPE "), "no metrics");
         let nowhere = get("/nowhere").await?;
         ensure!((nowhere.code, nowhere.body.trim()) == (404, "404 page not found"), "{nowhere:?}");
+        alarms(address).await?;
         let posted = ask(address, "POST", "/version", "", usize::MAX).await?;
         ensure!(posted.code == 405, "{posted:?}");
         // Two requests on one connection, and one that is no HTTP at all.
@@ -61,6 +64,28 @@ async fn plain(dir: &Path) -> anyhow::Result<()> {
                 .await
                 .map_or(true, |answer| answer.code == 400)
         );
+    }
+    Ok(())
+}
+
+/// `/health` said nothing of an alarm (row 62).
+async fn alarms(address: &str) -> anyhow::Result<()> {
+    let health = async |query: &str| {
+        let answer = ask(address, "GET", &format!("/health{query}"), "", usize::MAX).await?;
+        let said = answer.values()?.remove(0);
+        anyhow::Ok((answer.code, said["reason"].as_str().unwrap_or_default().to_owned()))
+    };
+    let client = Client::connect(address).await?;
+    for (action, expected) in [
+        (AlarmAction::Activate, (503, "ALARM NOSPACE".to_owned())),
+        (AlarmAction::Deactivate, (200, String::new())),
+    ] {
+        let alarm = AlarmRequest { action: action.into(), member_id: 1, alarm: AlarmType::Nospace.into() };
+        client.maintenance.clone().alarm(alarm).await?;
+        let found = health("").await?;
+        ensure!(found == expected, "{address}: {action:?}: {found:?}");
+        let excluded = health("?serializable=true&exclude=NOSPACE").await?;
+        ensure!(excluded.0 == 200, "{address}: {excluded:?}");
     }
     Ok(())
 }

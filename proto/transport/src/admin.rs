@@ -4,7 +4,7 @@
 //! `?exclude=<check>`), so that manifests written for etcd work.
 
 use std::fmt::Write as _;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,18 +69,25 @@ impl Check {
 
 type Checks = Arc<dyn Fn() -> Vec<Check> + Send + Sync>;
 type Text = Arc<dyn Fn() -> String + Send + Sync>;
+type Alarms = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Vec<String>> + Send>> + Send + Sync>;
 
 /// The content of the routes that every process has. The closures must not block.
 #[derive(Clone)]
 pub struct Admin {
     live: Checks,
     ready: Checks,
+    alarms: Alarms,
     metrics: Text,
 }
 
 impl Default for Admin {
     fn default() -> Self {
-        Self { live: Arc::new(Vec::new), ready: Arc::new(Vec::new), metrics: Arc::new(String::new) }
+        Self {
+            live: Arc::new(Vec::new),
+            ready: Arc::new(Vec::new),
+            alarms: Arc::new(|| Box::pin(std::future::ready(Vec::new()))),
+            metrics: Arc::new(String::new),
+        }
     }
 }
 
@@ -105,6 +112,16 @@ impl Admin {
     #[must_use]
     pub fn ready(mut self, checks: impl Fn() -> Vec<Check> + Send + Sync + 'static) -> Self {
         self.ready = Arc::new(checks);
+        self
+    }
+
+    /// Sets where `/health` learns of the alarms that are raised, by etcd's names of their types.
+    #[must_use]
+    pub fn alarms<F>(mut self, alarms: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Vec<String>> + Send + 'static,
+    {
+        self.alarms = Arc::new(move || Box::pin(alarms()));
         self
     }
 
@@ -271,12 +288,19 @@ fn probe(probe: &str, checks: Vec<Check>, query: &str) -> Response {
     }
 }
 
-async fn health(State(admin): State<Admin>) -> Response {
+/// As etcd's, an alarm fails it unless the query has `exclude=` with its type.
+async fn health(State(admin): State<Admin>, RawQuery(query): RawQuery) -> Response {
     let checks = (admin.ready)();
-    let failed = checks.iter().find_map(|check| {
+    let mut failed = checks.iter().find_map(|check| {
         let why = check.result.as_ref().err()?;
         Some(format!("{}: {why}", check.name))
     });
+    if failed.is_none() {
+        let query = query.unwrap_or_default();
+        let is_excluded = |alarm: &String| query.split('&').any(|pair| pair == format!("exclude={alarm}"));
+        let raised = (admin.alarms)().await.into_iter().find(|alarm| !is_excluded(alarm));
+        failed = raised.map(|alarm| format!("ALARM {alarm}"));
+    }
     let warnings =
         checks.iter().filter_map(|check| Some(format!("{} {}", check.name, check.warning.as_ref()?)));
     let warnings: Vec<_> = warnings.collect();

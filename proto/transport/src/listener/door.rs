@@ -22,6 +22,9 @@ use super::connection::Peer;
 const SILENT: Duration = Duration::from_millis(100);
 /// The time after which a connection may lose its place even if it has sent something.
 const SLOW: Duration = Duration::from_secs(2);
+/// The same for an address that has more than half of the places: others must not wait for it. A thousand handshakes that
+/// are begun in a second and not ended would stop everybody for seconds.
+const SLOW_OF_MOST: Duration = Duration::from_millis(500);
 
 /// The connections of this process that were given up, by reason.
 #[derive(Debug, Default)]
@@ -121,9 +124,14 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The time from which it may lose its place.
-    fn until(&self) -> Instant {
-        self.since + if self.spoke.load(Ordering::Relaxed) { SLOW } else { SILENT }
+    /// The time from which it may lose its place, if this address has most places.
+    fn until(&self, most: Option<From>) -> Instant {
+        let after = match self.spoke.load(Ordering::Relaxed) {
+            false => SILENT,
+            true if most == Some(self.from) => SLOW_OF_MOST,
+            true => SLOW,
+        };
+        self.since + after
     }
 }
 
@@ -161,7 +169,8 @@ impl Door {
         if state.waiting.len() < self.places {
             return Ok(());
         }
-        let until = state.waiting.iter().map(Waiting::until).min().unwrap_or(now);
+        let most = state.with_most();
+        let until = state.waiting.iter().map(|waiting| waiting.until(most)).min().unwrap_or(now);
         if until <= now { Ok(()) } else { Err(until) }
     }
 
@@ -185,12 +194,22 @@ impl Door {
 }
 
 impl State {
+    /// The address with more than half of the places, when all are taken.
+    fn with_most(&self) -> Option<From> {
+        let mut of: HashMap<From, usize> = HashMap::new();
+        for waiting in &self.waiting {
+            *of.entry(waiting.from).or_default() += 1;
+        }
+        of.into_iter().find(|(_, count)| *count > self.waiting.len() / 2).map(|(from, _)| from)
+    }
+
     /// The index of the oldest connection that may lose its place, of the address with most such connections.
     fn gives_way(&self, now: Instant) -> Option<usize> {
         let mut of: HashMap<From, usize> = HashMap::new();
         let mut candidates = Vec::new();
+        let with_most = self.with_most();
         for (at, waiting) in self.waiting.iter().enumerate() {
-            if waiting.until() <= now {
+            if waiting.until(with_most) <= now {
                 *of.entry(waiting.from).or_default() += 1;
                 candidates.push((at, waiting.from));
             }
@@ -268,12 +287,34 @@ mod tests {
         let (first, first_token) = test.enter("10.0.0.1", 0);
         first.spoke();
         let (_second, second_token) = test.enter("10.0.0.1", 1);
-        let (_third, _) = test.enter("10.0.0.1", 200);
+        let (_third, _) = test.enter("10.0.0.2", 200);
         assert!(!first_token.is_cancelled() && second_token.is_cancelled());
+        assert_eq!(test.door.room(test.at(200)), Err(test.at(300)));
         let (fourth, _) = test.enter("10.0.0.1", 2500);
         assert!(first_token.is_cancelled(), "it is under way for too long, and the oldest");
         drop((first, fourth));
         assert_eq!(test.door.room(test.at(0)), Ok(()), "a place was given back");
+    }
+
+    /// 1,100 handshakes a second that are begun and not ended took all places, each for two seconds, and everybody waited.
+    #[test]
+    fn f82_handshakes_of_one_address_that_do_not_end_stop_nobody() {
+        let test = test(100);
+        let mut flood = Vec::new();
+        for number in 0..1_000 {
+            // One in ten milliseconds, each of which says something.
+            let millis = number * 10;
+            assert_eq!(test.door.room(test.at(millis)), Ok(()), "{number}");
+            let (pass, token) = test.enter("10.0.0.9", millis);
+            pass.spoke();
+            flood.push((pass, token));
+        }
+        let (honest, token) = test.enter("10.0.0.1", 10_000);
+        honest.spoke();
+        for millis in 10_001..10_040 {
+            flood.push(test.enter("10.0.0.9", millis));
+        }
+        assert!(!token.is_cancelled());
     }
 
     #[test]
