@@ -5,6 +5,7 @@ mod compatibility;
 mod crash;
 mod deploy;
 mod differential;
+mod doors;
 mod e2e;
 mod failover;
 mod guarantees;

@@ -2,7 +2,7 @@
 //! router, and the answers are compared.
 
 mod clients;
-mod documented;
+pub mod documented;
 mod gateway;
 mod import;
 mod patroni;
