@@ -75,6 +75,7 @@ pub struct Process {
     /// The working directory of the server; `None` for that of the test.
     work_dir: Option<PathBuf>,
     child: Option<Child>,
+    guard: Option<Guard>,
     /// The lengths of its two logs at its last start. Only later lines are of the present process.
     offsets: [u64; 2],
     ready_line: String,
@@ -103,8 +104,16 @@ impl Process {
     async fn begin(dir: &Path, work_dir: Option<PathBuf>, mut spec: Spec) -> anyhow::Result<Self> {
         let (dir, ready_line) = (dir.to_owned(), String::new());
         let ports = choose_ports(&mut spec.args)?;
-        let mut process =
-            Self { spec, dir, work_dir, child: None, offsets: [0; 2], ready_line, _ports: ports };
+        let mut process = Self {
+            spec,
+            dir,
+            work_dir,
+            child: None,
+            guard: None,
+            offsets: [0; 2],
+            ready_line,
+            _ports: ports,
+        };
         process.spawn().await?;
         Ok(process)
     }
@@ -143,6 +152,7 @@ impl Process {
             command.current_dir(work_dir);
         }
         let child = command.spawn().with_context(|| format!("starting {}", spec.program.display()))?;
+        self.guard = Some(Guard::of(child.id())?);
         self.child = Some(child);
         Ok(())
     }
@@ -254,6 +264,7 @@ impl Process {
     /// # Errors
     /// If the server cannot be killed.
     pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.guard = None;
         if let Some(mut child) = self.child.take() {
             child.kill()?;
             child.wait()?;
@@ -287,8 +298,9 @@ impl Process {
             async move { Ok(ended?) }
         })
         .await;
-        if waited.is_err() {
-            self.child = Some(child);
+        match waited {
+            Err(_) => self.child = Some(child),
+            Ok(_) => self.guard = None,
         }
         waited
     }
@@ -309,6 +321,28 @@ impl Drop for Process {
     fn drop(&mut self) {
         // An error means that the server has ended already.
         let _ = self.kill();
+    }
+}
+
+/// Kills a server and its children when the test is killed: it waits for the end of a pipe that only the test holds open. A test
+/// that ends as it should takes the guard away before the server.
+#[derive(Debug)]
+struct Guard(Child);
+
+impl Guard {
+    fn of(server: u32) -> anyhow::Result<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read -r _; kill -s KILL -- -$0", &server.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        Ok(Self(command.spawn().context("starting the guard of a server")?))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // An error means that it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -414,5 +448,20 @@ mod tests {
         let error = Process::start(dir.path(), spec("freeze.before=exit")).await.unwrap_err();
         assert!(error.to_string().contains("needs a dev build"), "{error}");
         Process::start(dir.path(), spec("")).await.unwrap();
+    }
+
+    /// The servers of a test that the runner had killed stayed, and took the processor from all later ones.
+    #[tokio::test]
+    async fn a_server_ends_with_its_test() {
+        let mut server = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        let Guard(ref mut guard) = Guard::of(server.id()).unwrap();
+        // As when this process is killed.
+        drop(guard.stdin.take());
+        assert!(!server.wait().unwrap().success());
+        let mut other = Command::new("sleep").arg("600").process_group(0).spawn().unwrap();
+        drop(Guard::of(other.id()).unwrap());
+        assert!(other.try_wait().unwrap().is_none());
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 }
