@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write};
 
+use aws_lc_rs::digest;
 use bytes::Bytes;
 use kindred_partition_config::ids::Revision;
 use kindred_proto::mvccpb::KeyValue;
 use prost::Message as _;
-use ring::digest;
 
 use crate::bolt::{BoltError, Bucket, Items, Pairs, Plan, Reader};
 use crate::spool::Spooled;

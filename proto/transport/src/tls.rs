@@ -78,13 +78,13 @@ impl TlsVersion {
     }
 }
 
-/// The process's crypto provider, ring. It also becomes rustls' default, for code that does not name one.
+/// The process's crypto provider, aws-lc. It also becomes rustls' default, for code that does not name one.
 #[must_use]
 pub fn crypto_provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let provider = PROVIDER.get_or_init(|| {
-        let provider = rustls::crypto::ring::default_provider();
-        // If another default is installed already, rustls keeps that one, and this function still returns ring.
+        let provider = rustls::crypto::aws_lc_rs::default_provider();
+        // If another default is installed already, rustls keeps that one, and this function still returns aws-lc.
         let _ = provider.clone().install_default();
         Arc::new(provider)
     });

@@ -1,8 +1,8 @@
 //! Signs tokens with HMAC-SHA256, and draws the key.
 
+use aws_lc_rs::hmac::{self, HMAC_SHA256};
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use kindred_router_core::auth::token::Token;
-use ring::hmac::{self, HMAC_SHA256};
-use ring::rand::{SecureRandom as _, SystemRandom};
 
 /// The length of a key.
 const KEY_BYTES: usize = 32;

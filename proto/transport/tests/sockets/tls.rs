@@ -53,6 +53,27 @@ async fn only_clients_of_the_ca_are_served() {
     who(&channel(&plain, None)).await.unwrap_err();
 }
 
+/// Keys on the curve P-521 were refused, and those that an etcd makes for itself are such.
+#[tokio::test]
+async fn f103_keys_of_either_side_may_be_on_p521() {
+    let directory = tempfile::tempdir().unwrap();
+    let [cert, key] = ["p521.crt", "p521.key"].map(|file| directory.path().join(file));
+    let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "of P-521");
+    let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P521_SHA512).unwrap();
+    std::fs::write(&cert, params.self_signed(&pair).unwrap().pem()).unwrap();
+    std::fs::write(&key, pair.serialize_pem()).unwrap();
+    let settings =
+        ServerTlsSettings { trusted_ca_file: Some(cert.clone()), ..ServerTlsSettings::new(&cert, &key) };
+    let server = serve(settings).await;
+    let shown = ClientTlsSettings {
+        trusted_ca_file: Some(cert.clone()),
+        identity: Some((cert, key)),
+        ..ClientTlsSettings::default()
+    };
+    assert_eq!(who(&channel(&server.endpoint, client(shown))).await.unwrap(), "of P-521");
+}
+
 #[tokio::test]
 async fn names_of_clients_are_checked() {
     let directory = tempfile::tempdir().unwrap();
