@@ -22,6 +22,8 @@ pub enum PeerSet {
     Kine,
     /// etcd's own integration tests, a program for each package.
     EtcdTests,
+    /// The tests of Kubernetes' apiserver for its storage, a program for each package.
+    KubeStorage,
     /// The tests of CoreDNS' etcd plugin.
     Coredns,
     /// The tests of the etcd-client crate.
@@ -50,6 +52,7 @@ impl PeerSet {
             Self::Kubeadm => "kubeadm",
             Self::Kine => "kine",
             Self::EtcdTests => "etcd-tests",
+            Self::KubeStorage => "kube-storage",
             Self::Coredns => "coredns",
             Self::EtcdClient => "etcd-client",
             Self::Python => "python",
