@@ -3,9 +3,9 @@
 //! kindred, or is in the table of differences with the reason.
 
 mod differences;
-mod go;
+pub mod go;
 mod libraries;
-mod run;
+pub mod run;
 mod rust;
 mod side;
 mod table;

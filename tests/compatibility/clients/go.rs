@@ -136,7 +136,8 @@ pub fn suites() -> anyhow::Result<Vec<Suite>> {
     Ok(suites)
 }
 
-fn list(program: &PathBuf) -> anyhow::Result<Vec<String>> {
+/// The names of all cases of a program.
+pub fn list(program: &PathBuf) -> anyhow::Result<Vec<String>> {
     let folder = program.parent().context("a folder")?;
     let output = Command::new(program).args(["-test.list", "."]).current_dir(folder).output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -154,7 +155,7 @@ fn command(program: &PathBuf, cases: &[String]) -> Command {
 }
 
 /// A case begins with `=== RUN   TestName` and ends with `--- PASS: TestName (0.00s)`.
-fn parse(line: &str) -> Option<Event> {
+pub fn parse(line: &str) -> Option<Event> {
     if let Some(case) = line.strip_prefix("=== RUN   ") {
         return (!case.contains('/')).then(|| Event::Begins(case.to_owned()));
     }

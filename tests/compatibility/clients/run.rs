@@ -18,13 +18,13 @@ use tokio::{
 use super::{differences, side::Side};
 
 /// A case that says nothing for so long has failed.
-const SILENCE: Duration = Duration::from_secs(40);
+pub const SILENCE: Duration = Duration::from_secs(40);
 
 /// A case that is known to differ is given up after this silence.
 const SILENCE_OF_KNOWN: Duration = Duration::from_secs(5);
 
 /// How often a case may fail before it counts as failed: many of them set short deadlines, and this machine is shared.
-const TRIES: usize = 3;
+pub const TRIES: usize = 3;
 
 /// How many lines of a case's output are kept, for a case that fails.
 const LINES_MAX: usize = 12;
@@ -113,7 +113,10 @@ async fn one_try(
         let address = server.as_ref().map_or("", |server| server.address());
         let mut command = (suite.command)(&cases, address);
         command.env("TMPDIR", dir).envs(side.environment(dir)?);
-        let (ended, mut at) = process(suite, side, command).await?;
+        let silence = |case: &str| {
+            if differences::is_known(&suite.client, case, side) { SILENCE_OF_KNOWN } else { SILENCE }
+        };
+        let (ended, mut at) = process(&format!("{suite:?}"), suite.parse, silence, command).await?;
         if ended.is_empty() && at.is_none() {
             at = Some((cases[0].clone(), "the process did not begin it".to_owned()));
         }
@@ -126,33 +129,38 @@ async fn one_try(
     Ok(outcomes)
 }
 
-type Ended = BTreeMap<String, Outcome>;
-type At = Option<(String, String)>;
+pub type Ended = BTreeMap<String, Outcome>;
+pub type At = Option<(String, String)>;
 
-/// Runs a process to its end. Returns the cases that ended, and the one that did not with what it said.
-async fn process(suite: &Suite, side: Side, mut command: Command) -> anyhow::Result<(Ended, At)> {
+/// Runs a process to its end, or until it is silent for longer than the case that it is at may be. Returns the cases that
+/// ended, and the one that did not with what it said.
+pub async fn process(
+    what: &str,
+    mut parse: impl FnMut(&str) -> Option<Event>,
+    silence: impl Fn(&str) -> Duration,
+    mut command: Command,
+) -> anyhow::Result<(Ended, At)> {
     use std::os::unix::process::CommandExt as _;
     // Servers that the process starts are in its group, and end with it.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).process_group(0);
     let mut command = tokio::process::Command::from(command);
-    let mut child = command.stderr(Stdio::null()).spawn().with_context(|| format!("{suite:?}"))?;
+    let mut child = command.stderr(Stdio::null()).spawn().with_context(|| what.to_owned())?;
     let lines = child.stdout.take().context("its output")?;
     let mut group = Group(child);
     let mut lines = BufReader::new(lines).split(b'\n');
     let (mut ended, mut at, mut said) = (Ended::new(), None::<String>, Vec::new());
     loop {
-        let known = at.as_ref().is_some_and(|case| differences::is_known(&suite.client, case, side));
-        let silence = if known { SILENCE_OF_KNOWN } else { SILENCE };
-        let line = match tokio::time::timeout(silence, lines.next_segment()).await {
+        let limit = at.as_deref().map_or(SILENCE, &silence);
+        let line = match tokio::time::timeout(limit, lines.next_segment()).await {
             Ok(line) => line?,
             Err(_) => {
-                said.push(format!("nothing for {silence:?}"));
+                said.push(format!("nothing for {limit:?}"));
                 break;
             }
         };
         let Some(line) = line else { break };
         let line = String::from_utf8_lossy(&line).into_owned();
-        match (suite.parse)(&line) {
+        match parse(&line) {
             Some(Event::Begins(case)) => {
                 at = Some(case);
                 said.clear();
