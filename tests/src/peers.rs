@@ -14,6 +14,8 @@ use anyhow::{Context, anyhow, bail};
 pub enum PeerSet {
     /// etcd, etcdctl, etcdutl and a check of its files.
     Etcd,
+    /// etcd's own robustness checkers.
+    Robustness,
     /// kube-apiserver and kubectl.
     Kube,
     /// kubeadm's own check of an external etcd.
@@ -48,6 +50,7 @@ impl PeerSet {
     const fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
+            Self::Robustness => "robustness",
             Self::Kube => "kube",
             Self::Kubeadm => "kubeadm",
             Self::Kine => "kine",
@@ -75,6 +78,7 @@ pub struct Peer {
 }
 
 static ETCD: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
+static ROBUSTNESS: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KUBE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static KINE: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
 static HELM: OnceLock<Result<Vec<Peer>, String>> = OnceLock::new();
@@ -94,6 +98,7 @@ pub fn peers_dir() -> &'static Path {
 pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
         "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" | "etcd-load" => (PeerSet::Etcd, &ETCD),
+        "etcd-robustness" => (PeerSet::Robustness, &ROBUSTNESS),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "k3s-datastore-check" => (PeerSet::Kine, &KINE),
         "kubeadm-etcd-check" => (PeerSet::Kubeadm, &KUBEADM),
