@@ -23,15 +23,16 @@ const (
 	ofOrder         = "linearization"
 	ofWatches       = "watch"
 	ofOldReads      = "serializable"
+	undecided       = "undecided"
 	findingsShown   = 10
 	operationsShown = 8
 )
 
 type verdict struct {
 	// What is wrong with the log or does not fit it. The validators were not asked then.
-	findings  []string
-	revisions int
-	result    validate.RobustnessResult
+	findings         []string
+	revisions, apart int
+	result           validate.RobustnessResult
 }
 
 // What failed first, and how; nothing if all is well.
@@ -46,9 +47,13 @@ func (v verdict) broken() (check, how string) {
 		{ofWatches, v.result.Watch.Error()},
 		{ofOldReads, v.result.Serializable.Error()},
 	} {
-		if one.err != nil {
-			return one.check, one.err.Error()
+		if one.err == nil {
+			continue
 		}
+		if status := v.result.Linearization.Status; one.check == ofOrder && (status == validate.Timeout || status == validate.DeadlineExceeded) {
+			return undecided, one.err.Error()
+		}
+		return one.check, one.err.Error()
 	}
 	return "", ""
 }
@@ -71,6 +76,9 @@ func (r *recording) judge(lg *zap.Logger, says *os.File, limit time.Duration) ve
 	v.findings = append(v.findings, dense.findings...)
 	if len(v.findings) > 0 {
 		return v
+	}
+	if r.Apart {
+		v.apart = forgive(reports)
 	}
 	stdout := os.Stdout
 	os.Stdout = says

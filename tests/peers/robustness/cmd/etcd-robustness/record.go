@@ -49,9 +49,11 @@ type recording struct {
 	Full []int
 	// Whether answers about leases have revisions that compare with those of the keys. Those of a router are of the lease's home.
 	LeaseRevisions bool
-	Seed           int64
-	Traffic        string
-	Seconds        float64
+	// Whether answers through one endpoint may have lower revisions than earlier ones through another.
+	Apart   bool
+	Seed    int64
+	Traffic string
+	Seconds float64
 
 	reports []report.ClientReport
 }
@@ -66,7 +68,7 @@ func record(o options) (*recording, error) {
 	defer set.Close()
 	kind := traffics[o.traffic]
 	made := &recording{
-		Unique: kind.ExpectUniqueRevision(), LeaseRevisions: o.leaseRevisions, Seed: o.seed, Traffic: o.traffic,
+		Unique: kind.ExpectUniqueRevision(), LeaseRevisions: o.leaseRevisions, Apart: o.apart, Seed: o.seed, Traffic: o.traffic,
 	}
 
 	before, err := emptyAt(ctx, set, o.endpoints)
