@@ -15,5 +15,6 @@ mod moves;
 mod page;
 mod pitfalls;
 mod readme;
+mod robustness;
 mod upgrade;
 mod wire;

@@ -293,7 +293,7 @@ impl Up {
     /// # Errors
     /// If there is none.
     pub fn shard_pid(&self, store: &str) -> anyhow::Result<u32> {
-        self.shard_with("--name", store)
+        self.child_with("shard", "--name", store)
     }
 
     /// The process id of the shard with this data directory. With standbys a store has several processes.
@@ -301,10 +301,11 @@ impl Up {
     /// # Errors
     /// If there is none.
     pub fn pid_in(&self, folder: &Path) -> anyhow::Result<u32> {
-        self.shard_with("--data-dir", &folder.display().to_string())
+        self.child_with("shard", "--data-dir", &folder.display().to_string())
     }
 
-    fn shard_with(&self, flag: &str, value: &str) -> anyhow::Result<u32> {
+    /// A child of `kindred up` by its verb, such as `shard`, and the value of a flag.
+    fn child_with(&self, verb: &str, flag: &str, value: &str) -> anyhow::Result<u32> {
         let parent = self.process.pid().context("kindred up is not running")?;
         for entry in fs::read_dir("/proc")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -318,11 +319,11 @@ impl Up {
             });
             let words: Vec<&[u8]> = words.split(|&byte| byte == 0).collect();
             let named = words.windows(2).any(|pair| pair == [flag.as_bytes(), value.as_bytes()]);
-            if ours && named && words.contains(&b"shard".as_slice()) {
+            if ours && named && words.contains(&verb.as_bytes()) {
                 return Ok(pid);
             }
         }
-        bail!("kindred up ({parent}) has no shard with {flag} {value}")
+        bail!("kindred up ({parent}) has no {verb} with {flag} {value}")
     }
 
     /// Kills a shard with `kill -9`. `kindred up` starts it again.
@@ -330,13 +331,24 @@ impl Up {
     /// # Errors
     /// If there is no such shard.
     pub fn kill_shard(&self, store: &str) -> anyhow::Result<()> {
-        let pid = self.shard_pid(store)?;
-        let sent = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
-        if !sent.success() {
-            bail!("kill -9 {pid} failed");
-        }
-        Ok(())
+        kill(self.shard_pid(store)?)
     }
+
+    /// Kills a router with `kill -9`: `router`, `router-2` and so on. `kindred up` starts it again.
+    ///
+    /// # Errors
+    /// If there is no such router.
+    pub fn kill_router(&self, name: &str) -> anyhow::Result<()> {
+        kill(self.child_with("router", "--name", name)?)
+    }
+}
+
+fn kill(pid: u32) -> anyhow::Result<()> {
+    let sent = Command::new("kill").args(["-KILL", &pid.to_string()]).status()?;
+    if !sent.success() {
+        bail!("kill -9 {pid} failed");
+    }
+    Ok(())
 }
 
 /// `host:port` of an address that may be a URL, or of the first in a list of URLs.
