@@ -102,7 +102,8 @@ impl Case {
 
 /// Runs a case with fresh servers.
 async fn check(dir: &Path, case: Case, seed: u64, seconds: u64) -> anyhow::Result<()> {
-    let name = format!("{:?} {} {:?} seed {seed}", case.system, case.traffic.name(), case.fault);
+    let compacts = if case.compacts { " with compactions" } else { "" };
+    let name = format!("{:?} fault={:?}{compacts}", case.system, case.fault);
     let seconds = seconds + case.fault.takes();
     let place = tempfile::Builder::new().prefix("case-").tempdir_in(dir)?.keep();
     let cluster = Cluster::start(&place, case.system).await.with_context(|| name.clone())?;
@@ -128,7 +129,7 @@ async fn check(dir: &Path, case: Case, seed: u64, seconds: u64) -> anyhow::Resul
     );
     // A read at the revision of a lease's home may be refused, as may one of what is compacted.
     let refusable = case.compacts || case.fault != Fault::None || case.traffic == Traffic::EtcdPutDeleteLease;
-    ensure!(refusable || count("failed")? == 0, "{name}: requests failed: {line}");
+    ensure!(refusable || count("failed")? == 0, "{name}: requests failed: {line}\n{}", said.stderr);
     std::fs::remove_dir_all(&place)?;
     Ok(())
 }

@@ -106,7 +106,11 @@ func run(o options) error {
 	}
 	lg := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig()), zapcore.Lock(os.Stderr), zap.WarnLevel))
 	v := made.judge(lg, os.Stderr, o.limit)
-	line := fmt.Sprintf("robustness traffic=%s seed=%d %s", made.Traffic, made.Seed, made.counts(v))
+	failures := made.failures()
+	line := fmt.Sprintf("robustness traffic=%s seed=%d %s", made.Traffic, made.Seed, made.counts(v, len(failures)))
+	if len(failures) > 0 {
+		fmt.Fprintf(os.Stderr, "requests that failed, the first of %d:\n%s\n", len(failures), strings.Join(failures[:min(len(failures), findingsShown)], "\n"))
+	}
 	check, how := v.broken()
 	if check != "" {
 		fmt.Printf("%s violation=%s\n", line, check)
@@ -153,20 +157,26 @@ func recorded(o options) (*recording, error) {
 	return made, err
 }
 
-func (r *recording) counts(v verdict) string {
-	var operations, failed, watches, events int
+func (r *recording) counts(v verdict, failed int) string {
+	var operations, watches, events int
 	for _, one := range r.reports {
 		operations += len(one.KeyValue)
 		watches += len(one.Watch)
 		events += one.WatchEventCount()
+	}
+	return fmt.Sprintf("operations=%d failed=%d revisions=%d watches=%d events=%d apart=%d seconds=%.1f", operations, failed, v.revisions, watches, events, v.apart, r.Seconds)
+}
+
+func (r *recording) failures() (lines []string) {
+	for _, one := range r.reports {
 		for _, operation := range one.KeyValue {
 			// The traffic asks for the empty key when it knows no other, which an etcd refuses as well.
 			if err := operation.Output.(model.MaybeEtcdResponse).Error; err != "" && err != rpctypes.ErrEmptyKey.Error() {
-				failed++
+				lines = append(lines, describe(operation))
 			}
 		}
 	}
-	return fmt.Sprintf("operations=%d failed=%d revisions=%d watches=%d events=%d apart=%d seconds=%.1f", operations, failed, v.revisions, watches, events, v.apart, r.Seconds)
+	return lines
 }
 
 // Says what is wrong, and writes everything that shows it.
