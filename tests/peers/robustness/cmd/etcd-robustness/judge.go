@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 	"go.uber.org/zap"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/tests/v3/robustness/model"
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 	"go.etcd.io/etcd/tests/v3/robustness/validate"
@@ -70,6 +72,7 @@ func (r *recording) judge(lg *zap.Logger, says *os.File, limit time.Duration) ve
 	made, findings := newLog(r.client(r.Full[0]))
 	v := verdict{findings: findings, revisions: len(made.written)}
 	v.findings = append(v.findings, made.against(r.reports)...)
+	v.findings = append(v.findings, r.lost()...)
 	v.findings = append(v.findings, progressBack(r.reports)...)
 	dense := denser{log: made, leaseRevisions: r.LeaseRevisions}
 	reports := dense.reports(r.reports)
@@ -162,6 +165,20 @@ func same(asked, written []model.EtcdOperation) bool {
 		}
 	}
 	return true
+}
+
+// Watches over all keys that were told of a compaction which nobody made.
+func (r *recording) lost() (findings []string) {
+	for _, id := range r.Full {
+		for _, watch := range r.client(id).Watch {
+			for _, answer := range watch.Responses {
+				if !r.Compacts && strings.Contains(answer.Error, rpctypes.ErrCompacted.Error()) {
+					findings = append(findings, fmt.Sprintf("client %d: a watch over all keys from %d was ended at %.6f s by a compaction that nobody made", id, watch.Request.Revision, answer.Time.Seconds()))
+				}
+			}
+		}
+	}
+	return findings
 }
 
 // Progress that goes back between two writes, which dense revisions do not show.
