@@ -39,6 +39,7 @@ type options struct {
 	traffic                    string
 	duration, compact, limit   time.Duration
 	clients, roaming, watchers int
+	writes                     int
 	rate                       float64
 	seed                       int64
 	leaseRevisions, apart      bool
@@ -73,6 +74,7 @@ func parsed(arguments []string) (options, error) {
 	flags.StringVar(&endpoints, "endpoints", "", "servers of one cluster without keys, as host:port, comma-separated")
 	flags.StringVar(&o.traffic, "traffic", "kubernetes", "kubernetes, kubernetes-create-delete, etcd-put, etcd-put-delete-lease or etcd-delete")
 	flags.DurationVar(&o.duration, "duration", 5*time.Second, "how long the clients work")
+	flags.IntVar(&o.writes, "writes", 150, "how many writes there must be: a slow machine works longer")
 	flags.IntVar(&o.clients, "clients", 6, "clients that write and read through one endpoint, each through the next")
 	flags.IntVar(&o.roaming, "roaming", 2, "as many more that write and read, and that watch, through all endpoints in turn")
 	flags.IntVar(&o.watchers, "watchers", 6, "clients that watch through one endpoint")

@@ -29,6 +29,8 @@ const (
 const (
 	readyLimit = 60 * time.Second
 	endLimit   = 60 * time.Second
+	// How much longer clients work on a machine that is too slow for the writes that are wanted.
+	slowLimit = 60 * time.Second
 	// What a request that timed out may still do is over by then.
 	settle = time.Second
 )
@@ -62,7 +64,7 @@ type recording struct {
 
 // Runs the traffic, and waits until all full watches were sent everything.
 func record(o options) (*recording, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), o.duration+readyLimit+2*endLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), o.duration+readyLimit+slowLimit+3*endLimit)
 	defer cancel()
 	began := time.Now()
 	ids := identity.NewIDProvider()
@@ -197,9 +199,14 @@ func drive(ctx context.Context, o options, set *client.ClientSet, kind traffic.T
 	}
 	compacted := make(chan int64, 1)
 	go func() { compacted <- compact(ctx, o, set, live, end) }()
-	select {
-	case <-time.After(o.duration):
-	case <-ctx.Done():
+	until := time.Now().Add(o.duration)
+	for late := until.Add(slowLimit); time.Now().Before(until) || live[0].writes() < o.writes && time.Now().Before(late); {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			close(end)
+			return 0, ctx.Err()
+		}
 	}
 	close(end)
 	working.Wait()
@@ -336,6 +343,13 @@ func (f *full) take(answer clientv3.WatchResponse) {
 	if answer.IsProgressNotify() {
 		f.covered.Store(max(f.covered.Load(), answer.Header.Revision))
 	}
+}
+
+// The number of events that were sent.
+func (f *full) writes() int {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	return len(f.revisions)
 }
 
 // A revision of a write that lies some writes before this one; 0 if there is none.
