@@ -2,11 +2,12 @@ package main
 
 // Routers that know nothing of each other. A router answers about a Kind on several stores at or above what it has itself shown
 // (R8 of docs/design.md). What was answered through another router a moment ago it may answer below: two stores have two clocks.
-// etcd never does that. With `-apart` only this is forgiven, and counted: an answer at R counts as asked for before the
-// first answer above R came. What it says must still be what was there at R, and everything else still holds.
+// etcd never does that. With `-apart` only this is forgiven, and counted: an answer at R counts as asked for before the first
+// answer above R came through another router. What it says must still be what was there at R, and everything else still holds.
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -16,40 +17,81 @@ import (
 	"go.etcd.io/etcd/tests/v3/robustness/report"
 )
 
-// Moves the beginnings of answers that are below an earlier one, in reports with dense revisions. Returns how many there are.
+// Moves the beginnings of answers that are below an earlier one through another router, in reports with dense revisions. Returns
+// how many there are. Headers say which router has answered (its id as a member): one must never be below itself.
 func forgive(reports []report.ClientReport) (moved int) {
-	stream := streams(reports)
-	// The first time that an answer above a revision came.
-	above := map[int64]int64{}
-	var shown []int64
+	// When the first answer with a revision came from a router.
+	came := map[model.MemberID]map[int64]int64{}
 	for _, one := range reports {
 		for _, operation := range one.KeyValue {
-			revision, known := answered(operation.Output)
-			if first, found := above[revision]; known && (!found || operation.Return < first) {
-				above[revision] = operation.Return
+			if revision, known := answered(operation.Output); known {
+				by := came[member(operation.Output)]
+				if by == nil {
+					by = map[int64]int64{}
+					came[member(operation.Output)] = by
+				}
+				if first, found := by[revision]; !found || operation.Return < first {
+					by[revision] = operation.Return
+				}
 			}
 		}
 	}
-	for revision := range above {
-		shown = append(shown, revision)
+	above := map[model.MemberID]firsts{}
+	for router, by := range came {
+		above[router] = firstsAbove(by)
 	}
-	slices.Sort(shown)
-	first := int64(math.MaxInt64)
-	for _, revision := range slices.Backward(shown) {
-		first, above[revision] = min(first, above[revision]), first
-	}
+	stream := streams(reports)
 	for i := range reports {
 		for j := range reports[i].KeyValue {
 			operation := &reports[i].KeyValue[j]
 			revision, known := answered(operation.Output)
-			if limit := above[revision]; known && operation.Call >= limit {
+			if !known || above[member(operation.Output)].at(revision) <= operation.Call {
+				continue
+			}
+			first := int64(math.MaxInt64)
+			for _, one := range above {
+				first = min(first, one.at(revision))
+			}
+			if first <= operation.Call {
 				// Streams have one operation at a time.
-				operation.Call, operation.ClientId = limit-1, stream+moved
+				operation.Call, operation.ClientId = first-1, stream+moved
 				moved++
 			}
 		}
 	}
 	return moved
+}
+
+// When the first answer came that has a revision or a higher one, by the revisions of answers.
+type firsts struct {
+	revisions, came []int64
+}
+
+func firstsAbove(came map[int64]int64) firsts {
+	made := firsts{revisions: slices.Sorted(maps.Keys(came))}
+	made.came = make([]int64, len(made.revisions))
+	first := int64(math.MaxInt64)
+	for i, revision := range slices.Backward(made.revisions) {
+		first = min(first, came[revision])
+		made.came[i] = first
+	}
+	return made
+}
+
+// When the first answer above a revision came.
+func (f firsts) at(revision int64) int64 {
+	i, found := slices.BinarySearch(f.revisions, revision)
+	if found {
+		i++
+	}
+	if i == len(f.came) {
+		return math.MaxInt64
+	}
+	return f.came[i]
+}
+
+func member(output any) model.MemberID {
+	return output.(model.MaybeEtcdResponse).MemberID
 }
 
 // The answers, of those with recorded revisions, that are below a write which was acknowledged before they were asked for.
