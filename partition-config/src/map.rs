@@ -7,8 +7,7 @@
 //! learn the Kind's current revision). The pseudo-key sorts before the Kind's interval, and other keys may lie
 //! between the two (`/registry/pods.example.com/…`). So it is a partition of one key, on one store of the Kind, and
 //! lookups and writes need no special case. A read or watch of that one key concerns all stores of the Kind, and
-//! [`PartitionMap::stores_of`] and [`PartitionMap::units_of`] return all of them. So they do for the same key with a slash,
-//! which clients with such a prefix read for the same reason. A range that contains it treats
+//! [`PartitionMap::stores_of`] and [`PartitionMap::units_of`] return all of them. A range that contains it treats
 //! it like any other key.
 
 use std::{
@@ -302,7 +301,7 @@ impl PartitionMap {
     #[must_use]
     pub fn units_of(&self, range: &KeyRange) -> Vec<Touched<'_>> {
         let stores = |index: usize, partition: &Partition| match (range, &partition.kind) {
-            (KeyRange::Single(key), Some(kind)) if partition.is_pseudo() || key == kind.as_key() => {
+            (KeyRange::Single(_), Some(kind)) if partition.is_pseudo() => {
                 self.spread.get(kind).unwrap_or(&self.stores[index]).clone()
             }
             (KeyRange::Single(key), _) => vec![partition.store_of(key)],

@@ -209,25 +209,6 @@ proptest! {
     }
 }
 
-/// A storage library whose prefix ends in a slash takes the revision of the key with the slash for that of the Kind. It was the
-/// revision of one store, so it took old lists for current ones.
-#[test]
-fn f54_the_key_with_a_slash_means_the_whole_kind_too() {
-    let [pseudo, mut low] = whole("pods", 1);
-    let mut high = low.clone();
-    let middle = Key::from("/registry/pods/m");
-    low.range = KeyRange::Span { start: low.start().clone(), end: Some(middle.clone()) };
-    high.range = KeyRange::Span { start: middle, end: high.end().cloned() };
-    high.placement = Placement::Single(StoreIdx(2));
-    let map = PartitionMap::filled(vec![pseudo, low, high], StoreIdx(0), Epoch(1)).unwrap();
-    let stores = |key: &str| map.stores_of(&KeyRange::Single(Key::from(key)));
-    for key in ["/registry/pods", "/registry/pods/"] {
-        assert_eq!(stores(key), [StoreIdx(1), StoreIdx(2)], "{key}");
-    }
-    assert_eq!(stores("/registry/pods/a"), [StoreIdx(1)]);
-    assert_eq!(map.store_of(b"/registry/pods/"), StoreIdx(1), "where it is written");
-}
-
 /// The pseudo-key alone means the whole Kind; a range that contains it asks only the store that holds it.
 #[test]
 fn f44_a_range_with_a_pseudo_key_asks_its_keeper_for_it() {
