@@ -26,6 +26,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use crate::execute::fenced;
 use crate::execute::one::To;
 use crate::execute::{Deadline, Effect};
 use crate::feeds::place::wire;
@@ -111,8 +112,10 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
     let mut strangers = Vec::new();
     for (resource, legs, _) in &sized {
         for leg in legs.iter().filter(|leg| state.is_etcd(leg.to)) {
-            // A store that cannot be asked is a problem of the leg above.
-            let found = keys_of_others(mover, leg, state, resource).await.ok().flatten();
+            let found = keys_of_others(mover, leg, state, resource).await.unwrap_or_else(|status| {
+                let (to, why) = (state.store_name(leg.to), status.message().to_owned());
+                Some(format!("store {to:?} does not say whether it has keys of others: {why}"))
+            });
             strangers.extend(found.map(|found| (resource.clone(), found)));
         }
     }
@@ -140,8 +143,7 @@ pub async fn moves(mover: &Mover, change: &Change) -> Planned {
     Planned { moves, rate, lacks, clocks, strangers }
 }
 
-/// The keys that a stock etcd has where the leg goes, in words. An etcd that has given the unit away refuses to count what it
-/// still has of it, and that is kindred's.
+/// The keys that a stock etcd has where the leg goes, in words. What it still has of what it has given away is kindred's.
 async fn keys_of_others(
     mover: &Mover,
     leg: &Leg,
@@ -149,14 +151,10 @@ async fn keys_of_others(
     resource: &str,
 ) -> Result<Option<String>, Status> {
     let target = mover.stores.get(store_ix(leg.to));
-    for Transfer { unit, .. } in &leg.transfers {
-        let found = match range(mover, target, &unit.range, 1).await {
-            Ok(found) => found,
-            Err(_) => {
-                target.ready()?;
-                continue;
-            }
-        };
+    target.ready()?;
+    let moved = fenced::read(target, Deadline::within(WITHIN)).await?.doc.moved();
+    for part in leg.transfers.iter().flat_map(|transfer| without(&transfer.unit.range, &moved)) {
+        let found = range(mover, target, &part, 1).await?;
         if let Some(kv) = found.kvs.first() {
             let (to, key) = (state.store_name(leg.to), kv.key.escape_ascii());
             let keys = if found.count == 1 { "a key" } else { "keys" };
@@ -167,6 +165,31 @@ async fn keys_of_others(
         }
     }
     Ok(None)
+}
+
+/// The parts of a range that lie in none of the others.
+fn without(range: &KeyRange, others: &[KeyRange]) -> Vec<KeyRange> {
+    let KeyRange::Span { start, end } = range else {
+        let is_left = !others.iter().any(|other| other.overlaps(range));
+        return is_left.then(|| range.clone()).into_iter().collect();
+    };
+    let mut taken: Vec<KeyRange> =
+        others.iter().filter(|other| other.overlaps(range)).map(|other| other.intersection(range)).collect();
+    taken.sort_by(|one, other| one.start().cmp(other.start()));
+    let (mut parts, mut at) = (Vec::new(), Some(start.clone()));
+    for taken in taken {
+        let Some(from) = at else { return parts };
+        if *taken.start() > from {
+            parts.push(KeyRange::Span { start: from.clone(), end: Some(taken.start().clone()) });
+        }
+        at = match taken {
+            KeyRange::Single(key) => Some(from.max(key.successor())),
+            KeyRange::Span { end, .. } => end.map(|end| from.max(end)),
+        };
+    }
+    let rest = at.map(|start| KeyRange::Span { start, end: end.clone() });
+    parts.extend(rest.filter(|rest| !rest.is_empty()));
+    parts
 }
 
 /// Why the target's clock does not allow the leg: at the switch it is raised to the owner's (R15b), which may be too
@@ -391,6 +414,26 @@ mod tests {
     use kindred_proto::mvccpb::KeyValue;
 
     use super::*;
+
+    /// A Kind that had left an etcd hid what others have in the rest of a range that comes there.
+    #[test]
+    fn f90_what_lies_outside_of_what_was_given_away_is_looked_at() {
+        let span = |start: &str, end: Option<&str>| KeyRange::Span {
+            start: kindred_partition_config::key::Key::from(start),
+            end: end.map(kindred_partition_config::key::Key::from),
+        };
+        let single = |key: &str| KeyRange::Single(kindred_partition_config::key::Key::from(key));
+        let moved = [span("f", Some("h")), single("c"), span("g", Some("k")), span("x", None)];
+        let left = without(&span("b", None), &moved);
+        assert_eq!(left, [span("b", Some("c")), span("c\0", Some("f")), span("k", Some("x"))]);
+        assert_eq!(without(&span("f", Some("j")), &moved), []);
+        assert_eq!(without(&span("l", Some("m")), &moved), [span("l", Some("m"))]);
+        assert_eq!(
+            (without(&single("c"), &moved), without(&single("d"), &moved)),
+            (vec![], vec![single("d")])
+        );
+        assert_eq!(without(&span("f", Some("z")), &[]), [span("f", Some("z"))]);
+    }
 
     #[test]
     fn a_page_stands_for_the_rest() {

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -15,6 +17,7 @@ use kindred_partition_config::ids::{MoveId, StoreName};
 use kindred_partition_config::model::DataPartitionConfig;
 use kindred_partition_config::shape;
 use kindred_partition_config::state::{Change, ClusterState, ConfigChange, StoreState};
+use kindred_partition_config::transfers::Transfer;
 use kindred_partition_config::validate::{FieldError, FieldErrors};
 use kindred_router_core::moves::conflict::{self, Begins, Conflict};
 use kindred_router_core::moves::record::MoveRecord;
@@ -35,6 +38,10 @@ use crate::meta::{ChangeError, Cluster, MetaError};
 use crate::moves::begin::{begin, used_numbers};
 use crate::moves::mover::Mover;
 use crate::moves::records;
+
+/// How often a change is planned anew because others changed the configuration meanwhile.
+const PLANS_MAX: u32 = 5;
+const PLAN_AGAIN: Duration = Duration::from_millis(200);
 
 /// The records of moves in meta, each with its mod revision.
 pub type Known = BTreeMap<MoveId, (MoveRecord, i64)>;
@@ -252,29 +259,65 @@ pub struct Made {
 /// # Errors
 /// When it is refused, or meta did not accept it; nothing was changed unless the error says that this is unknown.
 pub async fn make(mover: &Arc<Mover>, verb: &Verb, deletes: bool) -> Result<Made, ApiError> {
+    let mut plans = 1;
+    loop {
+        let unplanned = AtomicBool::new(false);
+        let made = make_planned(mover, verb, deletes, &unplanned).await;
+        if plans == PLANS_MAX || !unplanned.load(Ordering::Relaxed) {
+            return made;
+        }
+        plans += 1;
+        tokio::time::sleep(PLAN_AGAIN).await;
+    }
+}
+
+/// As [`make`]. Nothing goes to a stock etcd that was not planned, by the state that this router knew, and so was not checked:
+/// that is refused, and tells by `unplanned`.
+async fn make_planned(
+    mover: &Arc<Mover>,
+    verb: &Verb,
+    deletes: bool,
+    unplanned: &AtomicBool,
+) -> Result<Made, ApiError> {
     // Estimate before the change, because the copy begins right after it. A change that is refused here is refused
     // again below, by the state in meta.
-    let (mut planned, mut used) = (None, 0);
+    let (mut planned, mut used, mut transfers) = (None, 0, Vec::new());
     let cluster = &mover.keeper.cluster;
     if let Ok(change) = verb.beside(&cluster.state(), &known_moves(cluster)) {
         used = used_numbers(mover, &change).await;
         planned = Some(sizes::moves(mover, &change).await);
+        transfers = change.transfers;
     }
     planned.iter().try_for_each(|planned| planned.fits(&verb.target_field(), deletes))?;
     let meta = cluster.meta.clone().ok_or(ChangeError::<ApiError>::Meta(MetaError::None))?;
     let live = Live { keeper: mover.keeper.clone(), meta };
-    Ok(Made { planned, ..write(&live, verb, used).await? })
+    let is_planned = |change: &Change| {
+        let to_etcd = |transfer: &&Transfer| change.state.is_etcd(transfer.to);
+        let all = change.transfers.iter().filter(to_etcd).all(|transfer| transfers.contains(transfer));
+        if deletes || all {
+            return Ok(());
+        }
+        unplanned.store(true, Ordering::Relaxed);
+        Err(ApiError::Conflict("the configuration has changed meanwhile: ask again".to_owned()))
+    };
+    Ok(Made { planned, ..write(&live, verb, used, is_planned).await? })
 }
 
-/// Writes a change and the records of its moves, whose numbers are above `used` (from [`used_numbers`]).
+/// Writes a change and the records of its moves, whose numbers are above `used` (from [`used_numbers`]), if `allowed`.
 ///
 /// # Errors
 /// As of [`make`].
-pub async fn write(meta: &impl MetaStore, verb: &Verb, used: u64) -> Result<Made, ChangeError<ApiError>> {
+pub async fn write(
+    meta: &impl MetaStore,
+    verb: &Verb,
+    used: u64,
+    allowed: impl Fn(&Change) -> Result<(), ApiError>,
+) -> Result<Made, ChangeError<ApiError>> {
     let mut last = None;
     let state = change_state(meta, |state| {
         let known = records(&meta.entries());
         let change = verb.beside(state, &known)?;
+        allowed(&change)?;
         let (next, moves) = begin(state, &change, &known, used, verb.holds());
         let same = objects(state, &next.state).is_empty() && next.state.map == state.map && moves.is_empty();
         last = Some((state.clone(), moves));

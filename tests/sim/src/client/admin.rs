@@ -70,7 +70,7 @@ impl Router {
             Ok(change) => used_numbers(&Stores(self.clone()), &change).await,
             Err(_) => 0,
         };
-        match verbs::write(&meta, &verb, used).await {
+        match verbs::write(&meta, &verb, used, |_| Ok(())).await {
             Ok(made) => Ok(made.moves),
             Err(ChangeError::Refused(error)) => Err(refused(error)),
             Err(ChangeError::Meta(error)) => Err(error.to_string()),
@@ -94,7 +94,7 @@ impl Router {
         let moves = records(&meta.entries());
         let checked = body.checked_by(&meta.state(), &moves, lives, Some(now));
         let verb = Verb::Replace(checked.map_err(|error| format!("{error:?}"))?);
-        let made = verbs::write(&meta, &verb, 0).await;
+        let made = verbs::write(&meta, &verb, 0, |_| Ok(())).await;
         made.map(drop).map_err(|error| format!("{error:?}"))
     }
 
