@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use http::Method;
+use kindred_partition_config::kind::ALL_ELSE;
 use kindred_proto::mvccpb::KeyValue;
 use kindred_transport::tls::ClientTlsArgs;
 use kindred_wire::fence::FENCE_KEY;
@@ -25,6 +26,11 @@ use super::{
 use crate::leave::args::Begin;
 use crate::stock_etcd::{self, StockEtcd, judge};
 
+mod earlier;
+
+/// Why a part is not rehearsed.
+const WAY_BACK: &str =
+    "it has moved lately, and its way back is open: to rehearse it, close that by kindred move complete\n";
 /// Routers look for leases that the etcd does not have every 30 s.
 const LEASES_MAX: Duration = Duration::from_secs(60);
 
@@ -42,6 +48,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     let known = known(&groups, &urls);
     let is_new = known.is_none();
     check(args, !is_new).await?;
+    can_read(&client, args, &address).await?;
     let leases_before = direct(args).await?.leases().await?;
     let home = match known {
         Some(name) => name,
@@ -64,10 +71,15 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
         output: Output::Table,
         ..Run::default()
     };
-    end_earlier(&client, &home, &run, args.rehearse).await?;
+    earlier::end(&client, &home, &run, args.rehearse).await?;
+    let open = client.get("/api/v1/moves", Form::Objects).await?;
     let mut moved = 0;
     for kind in elsewhere(&client, &home).await? {
         let Kind { name, stores } = kind;
+        if args.rehearse && earlier::has_way_back(&open, &name) {
+            output::print(&format!("{name}: {WAY_BACK}"))?;
+            continue;
+        }
         if stores.len() > 1 {
             if args.rehearse {
                 output::print(&format!(
@@ -78,7 +90,7 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
             }
             // A Kind goes to an etcd from one store.
             verbs::change(&client, "/api/v1/move", &json!({ "kind": name, "to": stores[0] }), &run).await?;
-            end_earlier(&client, &home, &run, false).await?;
+            earlier::end(&client, &home, &run, false).await?;
         }
         let body = json!({ "kind": name, "to": home, "hold": args.rehearse });
         go(&client, "/api/v1/move", &body, &run, args.rehearse).await?;
@@ -87,7 +99,9 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     let groups = client.get("/api/v1/servicegroups", Form::Objects).await?;
     let default = groups["items"].as_array().into_iter().flatten().find(|group| group["default"] == true);
     let default = default.map(|group| text(&group["metadata"]["name"])).unwrap_or_default();
-    if default != home {
+    if default != home && args.rehearse && earlier::has_way_back(&open, ALL_ELSE) {
+        output::print(&format!("{ALL_ELSE}: {WAY_BACK}"))?;
+    } else if default != home {
         let body = json!({ "store": default, "to": home, "hold": args.rehearse });
         go(&client, "/api/v1/drain", &body, &run, args.rehearse).await?;
         moved += 1;
@@ -109,6 +123,16 @@ async fn leave(args: &Begin, outer: &Connect) -> Result<(), Failure> {
     ))
 }
 
+/// Makes sure that the comparison at the end may read kindred's keys, before anything has moved.
+async fn can_read(client: &Client, args: &Begin, address: &context::Address) -> Result<(), Failure> {
+    let who = client.get("/api/v1/cluster", Form::Objects).await?;
+    let urls: Vec<String> = who["clientUrls"].as_array().into_iter().flatten().map(text).collect();
+    let served = Etcd::connect(&urls, &address.tls, &args.login).await?;
+    // One key, as no range may join a stock etcd with another store.
+    let key = format!("{}/health", text(&who["etcdPrefix"]));
+    served.get(&key.into()).await.map(drop)
+}
+
 /// Changes something and waits; with `rehearse`, until it could switch, and gives it up then.
 async fn go(client: &Client, path: &str, body: &Value, run: &Run, rehearse: bool) -> Result<(), Failure> {
     if !rehearse {
@@ -128,70 +152,6 @@ async fn go(client: &Client, path: &str, body: &Value, run: &Run, rehearse: bool
     ready?;
     given_up?;
     wait::all(client, moves, Until::Aborted, run).await
-}
-
-/// Brings to an end what is in the way of further moves, such as what an earlier run began that was killed: a rehearsal is given
-/// up, a move that is under way is waited for, and the way back of one that has switched is closed, unless `rehearse`.
-async fn end_earlier(client: &Client, home: &str, run: &Run, rehearse: bool) -> Result<(), Failure> {
-    let moves = client.get("/api/v1/moves", Form::Objects).await?;
-    for Open { id, until } in open_moves(&moves, home) {
-        if rehearse && until == Some(Until::Done) {
-            continue;
-        }
-        let Some(until) = until else {
-            return Err(Failure::Refused(format!(
-                "move {id} waits to be asked to switch: kindred move switch {id}, or kindred move abort {id}"
-            )));
-        };
-        let (said, verb) = match until {
-            Until::Aborted => ("is of an earlier rehearsal, and given up", Some("abort")),
-            Until::Done => ("has switched: its way back is closed", Some("complete")),
-            _ => ("is still under way", None),
-        };
-        output::print(&format!("move {id} {said}\n"))?;
-        if let Some(verb) = verb {
-            let asked = client.change(Method::POST, &format!("/api/v1/moves/{id}/{verb}"), None).await;
-            // It may be over by now.
-            asked.map(drop).or_else(|error| match error {
-                Failure::Refused(_) => Ok(()),
-                other => Err(other),
-            })?;
-        }
-        match wait::all(client, vec![(id, None)], until, run).await {
-            // What an aborted move had to do is begun anew.
-            Ok(()) | Err(Failure::Aborted(_)) => {}
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(())
-}
-
-/// A move that is not over, and what to wait for; `None` if it waits for an operator.
-#[derive(Debug, PartialEq, Eq)]
-struct Open {
-    id: u64,
-    until: Option<Until>,
-}
-
-fn open_moves(moves: &Value, home: &str) -> Vec<Open> {
-    let open = |shown: &Value| {
-        let id = shown["metadata"]["name"].as_str()?.parse().ok()?;
-        let phase = shown["phase"].as_str()?;
-        if shown["over"] == true {
-            return None;
-        }
-        let mut legs = shown["legs"].as_array().into_iter().flatten();
-        let goes_home = legs.all(|leg| leg["to"] == home);
-        let until = match shown["goal"].as_str()? {
-            "there" if matches!(phase, "Switched" | "Completing") => Some(Until::Done),
-            "there" if shown["hold"] == true => goes_home.then_some(Until::Aborted),
-            "there" => Some(Until::Switched),
-            "back" => Some(Until::Back),
-            _ => Some(Until::Aborted),
-        };
-        Some(Open { id, until })
-    };
-    moves["items"].as_array().into_iter().flatten().filter_map(open).collect()
 }
 
 /// A Kind with stores of its own.
@@ -362,35 +322,6 @@ mod tests {
         };
         let wanted = [kind("/registry/nodes/", &["a", "b"]), kind("/registry/pods/", &["a", "home"])];
         assert_eq!(not_at(&partitions, "home"), wanted);
-    }
-
-    /// A run that was killed left moves that a second one did not know what to do with.
-    #[test]
-    fn f90_what_an_earlier_run_began_is_known() {
-        let shown = |id: &str, phase: &str, goal: &str, hold: bool, to: &str| {
-            json!({
-                "metadata": { "name": id }, "phase": phase, "goal": goal, "hold": hold,
-                "over": phase == "Done", "legs": [{ "from": "a", "to": to }],
-            })
-        };
-        let moves = json!({ "items": [
-            shown("1", "Done", "there", true, "home"),
-            shown("2", "Switched", "there", false, "b"),
-            shown("3", "Ready", "there", true, "home"),
-            shown("4", "Ready", "there", true, "b"),
-            shown("5", "Copying", "there", false, "home"),
-            shown("6", "Aborting", "abort", true, "home"),
-            shown("7", "Switching", "back", false, "b"),
-        ]});
-        let wanted = [
-            (2, Some(Until::Done)),
-            (3, Some(Until::Aborted)),
-            (4, None),
-            (5, Some(Until::Switched)),
-            (6, Some(Until::Aborted)),
-            (7, Some(Until::Back)),
-        ];
-        assert_eq!(open_moves(&moves, "home"), wanted.map(|(id, until)| Open { id, until }));
     }
 
     #[test]
