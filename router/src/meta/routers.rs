@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kindred_transport::address::ListenAddr;
+use kindred_transport::address::{Host, ListenAddr, Target};
 use serde::{Deserialize, Serialize};
 
-use super::client::{Entries, Write};
-use super::{Cluster, Meta, MetaError, PREFIX};
+use super::client::{Entries, Expect, Write};
+use super::{Cluster, Meta, MetaError, PREFIX, STATE};
 use crate::identity::Identity;
 
 /// How long a router that was killed stays in the list.
@@ -41,9 +41,21 @@ impl Member {
         let local = |url: &String| url.parse::<ListenAddr>().is_ok_and(|address| address.is_local());
         !self.client_urls.is_empty() && self.client_urls.iter().all(local)
     }
+
+    /// Whether others may be told of it: an address such as 0.0.0.0 is that of every machine.
+    fn has_addresses(&self) -> bool {
+        let is_any = |url: &String| {
+            let address = url.parse::<ListenAddr>();
+            address.is_ok_and(|address| match address.target() {
+                Target::Tcp { host: Host::Ip(ip), .. } => ip.to_canonical().is_unspecified(),
+                _ => false,
+            })
+        };
+        !self.client_urls.is_empty() && !self.client_urls.iter().any(is_any)
+    }
 }
 
-/// Where a router is listed. Its name and addresses make its id, so two never share a key.
+/// Where a router is listed. Its name and addresses make its id, so two that have addresses of their own never share a key.
 fn key(id: u64) -> String {
     format!("{}{id:016x}", prefix())
 }
@@ -66,7 +78,7 @@ fn listed(entries: Option<&Entries>, me: &Member) -> Vec<Member> {
     let known = keys.take_while(|(key, _)| key.starts_with(&prefix));
     // One of a later version may say what is not understood here.
     let known = known.filter_map(|(_, stored)| serde_json::from_slice::<Member>(&stored.value).ok());
-    let reachable = known.filter(|member| me.is_local() || !member.is_local());
+    let reachable = known.filter(|member| member.has_addresses() && (me.is_local() || !member.is_local()));
     let mut all: BTreeMap<u64, Member> = reachable.map(|member| (member.id, member)).collect();
     all.insert(me.id, me.clone());
     all.into_values().collect()
@@ -80,6 +92,9 @@ pub fn leader(cluster: &Cluster, me: &Member) -> u64 {
 
 /// Keeps this router in the list, until `stopping`.
 pub async fn announce(meta: Arc<Meta>, me: Member, stopping: impl Future<Output = ()>) {
+    if !me.has_addresses() {
+        return;
+    }
     let (key, value) = (key(me.id), serde_json::to_vec(&me).unwrap_or_default());
     let listed = async {
         loop {
@@ -95,14 +110,18 @@ pub async fn announce(meta: Arc<Meta>, me: Member, stopping: impl Future<Output 
     }
     // Otherwise it stays in the list until its lease ends.
     let gone = vec![Write { key, value: None, lease: 0 }];
-    let _ = tokio::time::timeout(LEAVE, meta.client.commit(&[], gone)).await;
+    if let Ok(ours) = of_this_cluster(&meta) {
+        let _ = tokio::time::timeout(LEAVE, meta.client.commit(&[ours], gone)).await;
+    }
 }
 
 /// Puts the router into the list, and renews its lease while it is there.
 async fn announced(meta: &Meta, key: &str, value: &[u8]) -> Result<(), MetaError> {
+    // Before anything is written.
+    of_this_cluster(meta)?;
     let lease = meta.client.grant(TTL).await?;
     let put = Write { lease, ..Write::put(key, value.to_vec()) };
-    let Some(at) = meta.client.commit(&[], vec![put]).await? else { return Ok(()) };
+    let Some(at) = meta.client.commit(&[of_this_cluster(meta)?], vec![put]).await? else { return Ok(()) };
     meta.heard(at).await;
     loop {
         tokio::time::sleep(RENEW).await;
@@ -114,6 +133,17 @@ async fn announced(meta: &Meta, key: &str, value: &[u8]) -> Result<(), MetaError
             // It may have been renewed.
             Err(error) => tracing::debug!(%error, "the lease in the list of routers was not renewed"),
         }
+    }
+}
+
+/// The condition that meta still has the state that this router follows. Nothing is written to the meta store of another cluster.
+fn of_this_cluster(meta: &Meta) -> Result<Expect, MetaError> {
+    if let Some(why) = meta.stray().or_else(|| meta.problem()) {
+        return Err(MetaError::Unavailable(why));
+    }
+    match meta.entries().borrow().keys.get(STATE) {
+        Some(state) => Ok(Expect { key: STATE.to_owned(), mod_revision: state.mod_revision }),
+        None => Err(MetaError::Unavailable("it has no state of this cluster yet".to_owned())),
     }
 }
 
@@ -148,6 +178,10 @@ mod tests {
         assert_eq!((ids(&a), ids(&b)), (vec![3, 7], vec![3, 7]));
         assert_eq!(ids(&c), [2, 3, 7], "what is on the same machine reaches all");
         assert_eq!(listed(Some(&entries(&[&a])), &b), [a.clone(), b], "before meta has it");
-        assert_eq!(listed(None, &a), [a]);
+        assert_eq!(listed(None, &a), std::slice::from_ref(&a));
+        // By which nobody is reached, and which several machines have.
+        let any = member(5, "https://0.0.0.0:2379");
+        assert!(!any.has_addresses() && !member(5, "http://[::]:2379").has_addresses());
+        assert_eq!(listed(Some(&entries(&[&a, &any])), &a), [a]);
     }
 }
