@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Compaction, Core,
-    history::{AGE_SLACK, HISTORY_AGE_MIN, age_to_keep},
+    history::{AGE_SLACK, HISTORY_AGE_ASSUMED, HISTORY_AGE_MIN, age_to_keep},
 };
 
 impl Core {
@@ -49,7 +49,8 @@ impl Core {
         }
         let stats = self.engine.stats();
         let history = stats.total_bytes.saturating_sub(stats.live_bytes);
-        if let Some(age) = age_to_keep(history, self.history.bytes, self.since(self.engine.floor())) {
+        let span = self.span(self.engine.floor());
+        if let Some(age) = age_to_keep(history, self.history.bytes, span) {
             return self.compact_older(age);
         }
         if self.history.kinds.is_empty() || self.check_corrupt().is_err() || self.check_clock().is_err() {
@@ -66,15 +67,22 @@ impl Core {
         Duration::from_micros(self.clock.wall().0.saturating_sub(since))
     }
 
+    /// The time over which the history above a floor came.
+    fn span(&mut self, floor: Revision) -> Duration {
+        let assumed = self.before(HISTORY_AGE_ASSUMED);
+        let begins = *self.history.begins.get_or_insert(assumed);
+        self.since(if floor > Revision::ZERO { floor } else { begins })
+    }
+
     fn bound_kind(&mut self, kind: &Key, bounds: HistoryBounds) {
         let floor = self.engine.floor_of_kind(kind);
-        let span = self.since(floor);
+        let (span, since) = (self.span(floor), self.since(floor));
         let by_bytes = bounds.bytes.and_then(|bytes| {
             let loads = self.engine.loads(&[KeyRange::prefix(kind.clone())]);
             let of_kind = loads.iter().find(|load| load.prefix == *kind)?;
             age_to_keep(of_kind.bytes.saturating_sub(of_kind.live_bytes), bytes, span)
         });
-        let by_age = bounds.seconds.map(Duration::from_secs).filter(|age| span > *age + *age / AGE_SLACK);
+        let by_age = bounds.seconds.map(Duration::from_secs).filter(|age| since > *age + *age / AGE_SLACK);
         let Some(age) = [by_bytes, by_age].into_iter().flatten().min() else { return };
         let at = self.before(age.max(HISTORY_AGE_MIN));
         // Where a pin or an unpublished write is in the way, the next look tries again.
@@ -94,7 +102,11 @@ mod tests {
     };
 
     use bytes::Bytes;
-    use kindred_engine::ops::{Contents, Op, Put, RangeQuery};
+    use kindred_engine::{
+        engine::{Engine, MonoMillis},
+        ops::{Contents, Op, Put, RangeQuery},
+        recover::Recovered,
+    };
     use kindred_partition_config::{ids::Revision, key::KeyRange};
 
     use kindred_proto::shard_v1 as pb;
@@ -188,6 +200,23 @@ mod tests {
         let floor = sim.core.engine.floor();
         assert!(revisions[..4_000].iter().all(|at| *at < floor), "history is compacted");
         assert!(revisions[4_900..].iter().all(|at| *at >= floor), "the last ten seconds are readable");
+    }
+
+    /// The history of a store that was started again began in 1970, so what was to be freed was a part of fifty years: it took more
+    /// than a minute of looks until that was shorter than what there was.
+    #[test]
+    fn f79_the_history_of_a_store_that_was_started_again_is_bounded_as_soon() {
+        let mut sim = Sim::new(200_000, 400_000);
+        let now = sim.core.clock.wall();
+        let recovered = Engine::recover(sample::config(), now, MonoMillis(0), Recovered::default());
+        sim.core.engine = recovered.unwrap();
+        assert_eq!(sim.core.engine.floor(), Revision::ZERO);
+        for _ in 0..2_000 {
+            sim.elapsed.fetch_add(100, Relaxed);
+            sim.write().unwrap();
+            assert!(sim.history() <= 350_000, "{}", sim.history());
+        }
+        assert!(sim.history() <= 250_000, "{}", sim.history());
     }
 
     /// Writes a kilobyte to each of two Kinds in each of these tenths of a second.

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use kindred_engine::engine::MonoMillis;
-use kindred_partition_config::{history::HistoryBounds, key::Key};
+use kindred_partition_config::{history::HistoryBounds, ids::Revision, key::Key};
 use kindred_proto::shard_v1 as pb;
 use tonic::Status;
 
@@ -13,6 +13,9 @@ use tonic::Status;
 const LOOKS_MILLIS: u64 = 1_000;
 /// The age at which history may always be read: lists at younger revisions must be readable to their end (R5).
 pub const HISTORY_AGE_MIN: Duration = Duration::from_secs(10);
+
+/// How old the history of a store is assumed to be whose floor does not say it: as old as kube-apiserver leaves it.
+pub const HISTORY_AGE_ASSUMED: Duration = Duration::from_secs(300);
 
 /// By how much the age of history may exceed a Kind's bound, as a part of that, before it is compacted: each compaction is
 /// a record in the logs.
@@ -28,12 +31,15 @@ pub struct History {
     /// Of the cluster's configuration from which those are.
     generation: u64,
     next: MonoMillis,
+    /// From when on there is history, as far as the floor does not say: a store that was started again before its first
+    /// checkpoint has a floor of zero.
+    pub begins: Option<Revision>,
 }
 
 impl History {
     #[must_use]
     pub fn of(bytes: u64) -> Self {
-        Self { bytes, kinds: BTreeMap::new(), generation: 0, next: MonoMillis(0) }
+        Self { bytes, kinds: BTreeMap::new(), generation: 0, next: MonoMillis(0), begins: None }
     }
 
     /// Takes the bounds of Kinds, unless those of a later configuration are in force.
