@@ -395,6 +395,12 @@ impl Options {
             .and_then(|path| Secret::read("--cluster-secret-file", path).ok());
         let routers = self.routers(&tls, errors);
         let member_names = shown_names("member-names", self.member_names.as_deref(), &tls, errors);
+        if !member_names.is_empty() && self.router_names.is_none() {
+            errors.push(wrong(
+                "member-names",
+                "without --router-names whoever may follow may do everything; say how routers' certificates are named",
+            ));
+        }
         let standby_of = self.standby_of.as_deref().map(str::parse::<Endpoint>).transpose();
         let standby_of = errors.or(in_field("standby-of", standby_of), None);
         if standby_of.is_some() && self.data_dir.is_none() {
