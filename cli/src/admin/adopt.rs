@@ -175,6 +175,11 @@ fn shown(name: &str, etcd: &Etcd, routers: usize) -> String {
 }
 
 async fn finish(routers: &Routers, args: &FinishArgs) -> Result<(), Failure> {
+    if args.except.iter().any(String::is_empty) {
+        return Err(Failure::Usage(
+            "--except: an empty prefix is that of every key; leave it out".to_owned(),
+        ));
+    }
     let began = Instant::now();
     let mut told = false;
     let names: Vec<String> = loop {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use kindred_database::reading::timed;
 use kindred_proto::etcdserverpb::{self as pb, auth_client::AuthClient};
+use kindred_transport::grpc;
+use kindred_wire::error::EtcdError;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::{Request, Status, transport::Channel};
@@ -69,8 +71,13 @@ impl Token {
         let token = Self::default();
         let Some(credentials) = login.credentials()? else { return Ok(Ok(token)) };
         let client = AuthClient::new(channel);
-        if let Err(status) = renew(client.clone(), &credentials, &token.0).await {
-            return Ok(Err(status));
+        match renew(client.clone(), &credentials, &token.0).await {
+            Ok(()) => {}
+            // As with etcdctl, a user is no error where nobody is asked for one.
+            Err(status) if grpc::etcd_error(&status) == Some(EtcdError::AuthNotEnabled) => {
+                return Ok(Ok(token));
+            }
+            Err(status) => return Ok(Err(status)),
         }
         tokio::spawn(keep(client, credentials, Arc::downgrade(&token.0)));
         Ok(Ok(token))

@@ -13,9 +13,12 @@ const SHOWN: usize = 10_000;
 pub fn shown(router: &str, stores: &Stores, is_adopting: impl Fn(usize) -> bool) -> Value {
     let adopted = stores.iter().filter(|store| !store.is_removed() && is_adopting(store.index.0));
     let of_store = |name: &str, others: Option<Others>| {
-        let watched = others.as_ref().map(|others| others.watched.as_secs_f64());
+        let watched = others.as_ref().map(|others| others.watched);
         let changes = others.map(|others| others.changes).unwrap_or_default();
         let from = changes.len().saturating_sub(SHOWN);
+        // What was left out was seen, and nobody hears of it.
+        let shown = changes.get(from).filter(|_| from > 0).map(Change::age);
+        let watched = watched.map(|watched| shown.map_or(watched, |shown| watched.min(shown)).as_secs_f64());
         let writes: Vec<Value> = changes[from..].iter().map(change).collect();
         json!({
             "store": name, "watchedSeconds": watched, "unsettledSeconds": SETTLED.as_secs_f64(),

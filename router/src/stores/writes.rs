@@ -79,7 +79,11 @@ impl Writes {
     #[must_use]
     pub fn of_others(&self) -> Option<Others> {
         let inner = self.lock();
-        let watched = inner.since?.elapsed();
+        let mut watched = inner.since?.elapsed();
+        if inner.seen.len() == KEPT {
+            // Older ones were forgotten.
+            watched = inner.seen.front().map_or(watched, |oldest| watched.min(oldest.age()));
+        }
         let settled = inner.seen.iter().filter(|change| change.age() >= SETTLED);
         let others = settled.filter(|change| !inner.own.contains(&change.revision)).cloned();
         Some(Others { watched, changes: others.collect() })
