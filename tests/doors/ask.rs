@@ -49,7 +49,8 @@ pub async fn may(url: &str, who: &Identity, calls: &[(Class, Call)]) -> anyhow::
     let mut outcomes: BTreeMap<Class, Vec<(Outcome, &Call)>> = BTreeMap::new();
     for (class, call) in calls {
         let outcome = match call {
-            Call::Grpc(_) if who.page => continue,
+            // A browser sends it as it sends a form.
+            Call::Grpc(path) if who.page => http(&connector, &endpoint, who, "POST", path).await,
             Call::Grpc(path) => grpc(&channel, who, path).await,
             Call::Http(method, path) => http(&connector, &endpoint, who, method, path).await,
         };
@@ -128,10 +129,10 @@ async fn http(
         let line = String::from_utf8_lossy(&answer).into_owned();
         line.split(' ').nth(1)?.parse::<u16>().ok()
     };
-    match tokio::time::timeout(LIMIT, asked).await.ok().flatten() {
-        None | Some(401 | 403) => Outcome::Refused,
+    match tokio::time::timeout(LIMIT, asked).await {
+        Ok(None | Some(401 | 403 | 415)) => Outcome::Refused,
         // An object of the admin API that is not there is another matter.
-        Some(404) if !path.starts_with("/api/") => Outcome::NotThere,
-        Some(_) => Outcome::Admitted,
+        Ok(Some(404)) if !path.starts_with("/api/") => Outcome::NotThere,
+        Ok(Some(_)) | Err(_) => Outcome::Admitted,
     }
 }

@@ -52,6 +52,19 @@ fn check(line: &Line) -> anyhow::Result<()> {
     if ["Prometheus", "token to look"].contains(who) {
         ensure!(!may_any(&changes), "{told}");
     }
+    // Otherwise a server that has ended would look like one whose doors are shut.
+    for (who_may, at, all) in [
+        ("apiserver", "clients' port of a router", &[Class::Keys, Class::Gateway][..]),
+        ("process of the machine", "clients' port of a router", &[Class::Keys, Class::Gateway]),
+        ("router", "port of a store", &[Class::Keys, Class::Stores, Class::Follow]),
+        ("router", "port of the meta store", &[Class::Keys]),
+        ("member of the store", "port of a store", &[Class::Follow]),
+        ("admin", "admin port of a router", &[Class::Look, Class::Live, Class::Change]),
+        ("token to change", "admin port of a router", &[Class::Look, Class::Live, Class::Change]),
+        ("Prometheus", "admin port of a store", &[Class::Metrics]),
+    ] {
+        ensure!(*who != who_may || *port != at || all.iter().all(|class| may.contains(class)), "{told}");
+    }
     let of_cluster = port.contains("of a store") || port.contains("of the meta store");
     if of_cluster && !["router", "has the cluster's secret", "member of the store"].contains(who) {
         ensure!(!may_any(&keys), "{told}");
