@@ -46,7 +46,7 @@ fn each_mode_keeps_its_promise() {
 
 #[test]
 fn long_each_mode_keeps_its_promise() {
-    run("crash_modes", KINDS, 600);
+    run("crash_modes", KINDS, 300);
 }
 
 #[test]

@@ -34,7 +34,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Sequences of each comparison, and operations in each.
 const SEEDS: u64 = 2;
 const LENGTH: u64 = 1500;
-const LONG_SEEDS: u64 = 8;
+const LONG_SEEDS: u64 = 5;
 const LONG_LENGTH: u64 = 2500;
 
 /// The system on the right side.
