@@ -46,7 +46,7 @@ struct Etcd {
 }
 
 impl Etcd {
-    /// Whether nothing was written directly in this time. What routers do not show yet is not part of it.
+    /// Whether nothing was written directly in this time, which ends where routers do not show changes yet.
     fn is_quiet(&self, quiet: Duration) -> bool {
         let back = quiet + self.unsettled;
         self.watched.is_some_and(|watched| watched >= back)

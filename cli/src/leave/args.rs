@@ -36,7 +36,7 @@ pub struct Begin {
     /// How long to wait for each move, as 90s, 10m or 1h; then exit with 5, and the move goes on [default: as long as it takes].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
-    /// As whom kindred's keys are read, for the comparison.
+    /// The user who reads kindred's keys for the comparison.
     #[command(flatten)]
     pub login: Login,
     /// TLS towards the etcd, for the check. The routers have their own flags for it.

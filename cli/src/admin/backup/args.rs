@@ -31,7 +31,7 @@ pub struct Through {
     /// Addresses of the etcd API for reads and writes [default: those that the router advertises].
     #[arg(long, value_name = "URL[,URL]", value_delimiter = ',')]
     pub endpoints: Vec<String>,
-    /// As whom keys are read and written.
+    /// The user who reads and writes keys.
     #[command(flatten)]
     pub login: Login,
     /// Output format.

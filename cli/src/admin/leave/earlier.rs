@@ -30,7 +30,7 @@ pub async fn end(client: &Client, home: &str, run: &Run, rehearse: bool) -> Resu
         if open.is_empty() {
             return Ok(());
         }
-        // What is waited for may have an open way back then, which the next round closes.
+        // A move that has ended its wait may have an open way back, which the next round closes.
         for one in open {
             end_one(client, &one, run).await?;
         }
@@ -54,7 +54,7 @@ async fn end_one(client: &Client, open: &Open, run: &Run) -> Result<(), Failure>
         ask(client, id, verb).await?;
     }
     match wait::all(client, vec![(id, None)], until, run).await {
-        // What an aborted move had to do is begun anew.
+        // The caller moves anew whatever an aborted move did not bring.
         Ok(()) | Err(Failure::Aborted(_)) => Ok(()),
         Err(failure) => Err(failure),
     }
@@ -65,7 +65,7 @@ async fn ask(client: &Client, id: u64, verb: &str) -> Result<(), Failure> {
     let path = format!("/api/v1/moves/{id}");
     for asked in 1.. {
         match client.change(Method::POST, &format!("{path}/{verb}"), None).await {
-            // Where no coordinator has answered yet the request stands, and the wait tells what becomes of it.
+            // The request stands although no coordinator has answered yet, and the wait shows its outcome.
             Ok(_) | Err(Failure::Unreachable(_)) => break,
             Err(Failure::Refused(why)) => {
                 if client.get(&path, Form::Objects).await?["over"] == true {
