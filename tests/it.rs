@@ -12,6 +12,7 @@ mod guarantees;
 mod kills;
 mod kube;
 mod moves;
+mod order;
 mod page;
 mod pitfalls;
 mod readme;

@@ -8,9 +8,9 @@ use kindred_proto::etcdserverpb::{
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::differential::{
+    confine::Stores,
     generate_txn,
     keys::{self, KINDS},
-    layout::Layout,
     operation::{Action, Operation},
     revision::{Mode, Scope, Symbol},
 };
@@ -24,8 +24,8 @@ const LEASES: i64 = 6;
 /// More than etcd's limit of a request, 1.5 MiB.
 const TOO_LARGE_BYTES: usize = 1_600_000;
 
-pub fn sequence(seed: u64, length: usize, mode: Mode, layout: &Layout) -> Vec<Operation> {
-    let mut generator = Generator { rng: StdRng::seed_from_u64(seed), mode, layout };
+pub fn sequence(seed: u64, length: usize, mode: Mode, stores: &Stores) -> Vec<Operation> {
+    let mut generator = Generator { rng: StdRng::seed_from_u64(seed), mode, stores };
     let mut operations: Vec<Operation> = (1..length).map(|_| generator.operation()).collect();
     operations.push(Operation { scope: Scope::All, action: Action::Drain });
     operations
@@ -34,7 +34,7 @@ pub fn sequence(seed: u64, length: usize, mode: Mode, layout: &Layout) -> Vec<Op
 pub struct Generator<'a> {
     pub rng: StdRng,
     pub mode: Mode,
-    layout: &'a Layout,
+    stores: &'a Stores,
 }
 
 impl Generator<'_> {
@@ -173,7 +173,7 @@ impl Generator<'_> {
             510..580 => Action::DeleteRange(self.delete_range(kind)),
             580..780 => {
                 let mut txn = generate_txn::txn(self, kind);
-                self.layout.confine(&mut txn, kind);
+                self.stores.confine(&mut txn, kind);
                 Action::Txn(txn)
             }
             780..800 => return self.compact(),

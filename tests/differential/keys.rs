@@ -1,6 +1,7 @@
 //! Keys in the form of Kubernetes' keys. There are so few of them that operations often meet at the same key.
 
 use bytes::Bytes;
+use kindred_tests::layouts;
 use rand::{Rng, rngs::StdRng};
 
 use crate::differential::revision::Kinds;
@@ -9,6 +10,8 @@ use crate::differential::revision::Kinds;
 #[derive(Debug)]
 pub struct Kind {
     pub prefix: &'static str,
+    /// Its name in the configuration; none for keys of no Kind, which the default store has.
+    resource: Option<&'static str>,
     names: &'static [&'static str],
 }
 
@@ -26,19 +29,32 @@ const NAMESPACED: &[&str] = &[
 ];
 const PLAIN: &[&str] = &["node-1", "node-10", "node-2", "node-3", "node-4", "z"];
 
-/// Each entry is either a Kind with a placement of its own, or keys of no Kind that the default store holds.
+/// Each entry is either a Kind with a placement of its own, or keys of no Kind.
 pub const KINDS: &[Kind] = &[
-    Kind { prefix: "/registry/pods/", names: NAMESPACED },
-    Kind { prefix: "/registry/leases/", names: NAMESPACED },
-    Kind { prefix: "/registry/minions/", names: PLAIN },
-    Kind { prefix: "/registry/events/", names: NAMESPACED },
-    Kind { prefix: "/registry/services/specs/", names: NAMESPACED },
-    Kind { prefix: "/registry/services/endpoints/", names: NAMESPACED },
-    Kind { prefix: "/registry/podtemplates/", names: PLAIN },
-    Kind { prefix: "/registry/example.com/widgets/", names: NAMESPACED },
-    Kind { prefix: "compact_rev_key", names: &[""] },
-    Kind { prefix: "other/", names: PLAIN },
+    Kind { prefix: "/registry/pods/", resource: Some("pods"), names: NAMESPACED },
+    Kind { prefix: "/registry/leases/", resource: Some("leases.coordination.k8s.io"), names: NAMESPACED },
+    Kind { prefix: "/registry/minions/", resource: Some("nodes"), names: PLAIN },
+    Kind { prefix: "/registry/events/", resource: Some("events"), names: NAMESPACED },
+    Kind { prefix: "/registry/services/specs/", resource: Some("services"), names: NAMESPACED },
+    Kind { prefix: "/registry/services/endpoints/", resource: Some("endpoints"), names: NAMESPACED },
+    Kind { prefix: "/registry/podtemplates/", resource: Some("podtemplates"), names: PLAIN },
+    Kind {
+        prefix: "/registry/example.com/widgets/",
+        resource: Some("widgets.example.com"),
+        names: NAMESPACED,
+    },
+    Kind { prefix: "compact_rev_key", resource: None, names: &[""] },
+    Kind { prefix: "other/", resource: None, names: PLAIN },
 ];
+
+/// The Kinds as a layout places them. Some of their ranges end in the middle of a namespace.
+pub fn placed() -> Vec<layouts::Kind> {
+    let cuts = |names| if names == PLAIN { ["node-2", "node-4"] } else { ["ns-a/p2", "ns-b/web-0"] };
+    let placed = KINDS
+        .iter()
+        .filter_map(|kind| Some(layouts::Kind { resource: kind.resource?, cuts: cuts(kind.names) }));
+    placed.collect()
+}
 
 /// Keys outside all kinds. Only dense mode uses them.
 const ODD: &[&[u8]] = &[
@@ -58,13 +74,13 @@ const ODD: &[&[u8]] = &[
 
 /// A random key of the kind.
 pub fn key(rng: &mut StdRng, kind: usize) -> Bytes {
-    let Kind { prefix, names } = &KINDS[kind];
+    let Kind { prefix, names, .. } = &KINDS[kind];
     Bytes::from(format!("{prefix}{}", names[rng.random_range(0..names.len())]))
 }
 
 /// All keys of the kind.
 pub fn names(kind: usize) -> Vec<Bytes> {
-    let Kind { prefix, names } = &KINDS[kind];
+    let Kind { prefix, names, .. } = &KINDS[kind];
     names.iter().map(|name| Bytes::from(format!("{prefix}{name}"))).collect()
 }
 

@@ -6,11 +6,11 @@
 //! sequence.
 
 mod answer;
+mod confine;
 mod forgive;
 mod generate;
 mod generate_txn;
 mod keys;
-mod layout;
 mod operation;
 mod revision;
 mod run;
@@ -18,14 +18,14 @@ mod shrink;
 mod side;
 mod watches;
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::bail;
+use confine::Stores;
 use kindred_tests::{
+    layouts::{Layout, Place, Wanted},
     scenario::{self, env_number, report},
-    servers::{Etcd, Shard, Up},
 };
-use layout::Layout;
 use operation::Operation;
 use revision::Mode;
 use run::{Counts, Mismatch, Run};
@@ -37,90 +37,24 @@ const LENGTH: u64 = 1500;
 const LONG_SEEDS: u64 = 5;
 const LONG_LENGTH: u64 = 2500;
 
-/// The system on the right side.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Subject {
-    /// Another etcd, to test the comparison itself.
-    Etcd,
-    Shard,
-    /// Router and shards, with this configuration or the default one.
-    Up(Option<Map>),
-}
-
-/// A configuration with its name in reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Map {
-    name: &'static str,
-    config: &'static str,
-    /// Whether the stores run in the router's process.
-    together: bool,
-}
-
-const RANGES: Map = Map { name: "ranges", config: include_str!("configs/ranges.yaml"), together: false };
-const RING: Map = Map { name: "ring", config: include_str!("configs/ring.yaml"), together: false };
-const TOGETHER: Map = Map { name: "together", together: true, ..RANGES };
-
 #[derive(Debug, Clone, Copy)]
 pub struct Comparison {
     /// For reports and replay commands.
     pub test: &'static str,
     pub mode: Mode,
-    pub subject: Subject,
-}
-
-enum Right {
-    Etcd(Etcd),
-    Shard(Shard),
-    Up(Up),
-}
-
-impl Right {
-    async fn start(dir: &Path, name: &str, subject: Subject) -> anyhow::Result<Self> {
-        Ok(match subject {
-            Subject::Etcd => Self::Etcd(Etcd::start(dir, name).await?),
-            Subject::Shard => Self::Shard(Shard::start(dir, name, &["--revisions=dense".to_owned()]).await?),
-            Subject::Up(None) => Self::Up(Up::start(dir, name, &[]).await?),
-            Subject::Up(Some(map)) => {
-                let file = dir.join(format!("{name}.yaml"));
-                fs::write(&file, map.config)?;
-                let mut flags = vec![format!("--config={}", file.display())];
-                flags.extend(map.together.then(|| "--together".to_owned()));
-                Self::Up(Up::start(dir, name, &flags).await?)
-            }
-        })
-    }
-
-    fn address(&self) -> &str {
-        match self {
-            Self::Etcd(server) => &server.address,
-            Self::Shard(server) => &server.address,
-            Self::Up(server) => &server.address,
-        }
-    }
+    /// The system on the right side. It is another etcd to test the comparison itself.
+    pub right: Place,
 }
 
 impl Comparison {
     /// Runs a sequence on fresh servers.
-    async fn run(
-        self,
-        dir: &Path,
-        attempt: &str,
-        operations: &[Operation],
-    ) -> anyhow::Result<Result<Counts, Mismatch>> {
-        let names = [format!("left-{attempt}"), format!("right-{attempt}")];
+    async fn run(self, dir: &Path, operations: &[Operation]) -> anyhow::Result<Result<Counts, Mismatch>> {
+        let placed = keys::placed();
+        let wanted = Wanted { kinds: &placed, ..Wanted::default() };
         let (left, right) =
-            tokio::try_join!(Etcd::start(dir, &names[0]), Right::start(dir, &names[1], self.subject))?;
-        let run = Run::new([&left.address, right.address()], self.mode, self.subject).await?;
-        let outcome = run.sequence(operations).await;
-        drop((left, right));
-        // An etcd allocates its log 64 MB at a time, and shrinking starts very many etcds. So their data is removed,
-        // and only the logs of the processes stay.
-        for data in names {
-            if let Err(error) = fs::remove_dir_all(dir.join(&data)) {
-                report(&format!("differential: {data} is left behind: {error}"));
-            }
-        }
-        Ok(outcome)
+            tokio::try_join!(Place::ETCD.start(dir, Wanted::default()), self.right.start(dir, wanted))?;
+        let run = Run::new([&left.addresses[0], &right.addresses[0]], self.mode, self.right).await?;
+        Ok(run.sequence(operations).await)
     }
 
     /// Runs all seeds. Fails at the first difference, with a sequence shrunk as far as time allows.
@@ -130,14 +64,11 @@ impl Comparison {
             env_number("KINDRED_SEEDS", if std::env::var_os("KINDRED_SEED").is_some() { 1 } else { seeds })?;
         let length = usize::try_from(env_number("KINDRED_OPS", length)?)?;
         let mut total = Counts::default();
-        let layout = &match self.subject {
-            Subject::Up(Some(map)) => Layout::of(map.config)?,
-            _ => Layout::default(),
-        };
+        let stores = &Stores::of(self.right)?;
         // The seeds run concurrently, as each waits for its servers most of the time.
         let runs = (first..first + seeds).map(|seed| async move {
-            let operations = generate::sequence(seed, length, self.mode, layout);
-            let outcome = self.run(dir, &format!("seed{seed}"), &operations).await;
+            let operations = generate::sequence(seed, length, self.mode, stores);
+            let outcome = self.run(dir, &operations).await;
             outcome.map(|outcome| (seed, operations, outcome))
         });
         for (seed, operations, outcome) in futures_util::future::try_join_all(runs).await? {
@@ -164,22 +95,12 @@ impl Comparison {
             }
         }
         report(&format!(
-            "differential mode={} subject={} map={} ops={} errors={} watches={} watch_events={} seeds={first}..{} \
-             mismatches={}",
+            "differential mode={} right={} ops={} errors={} watches={} watch_events={} seeds={first}..{} mismatches={}",
             match self.mode {
                 Mode::Dense => "dense",
                 Mode::Mapped => "mapped",
             },
-            match self.subject {
-                Subject::Etcd => "etcd",
-                Subject::Shard => "shard",
-                Subject::Up(_) => "kindred",
-            },
-            match self.subject {
-                Subject::Up(Some(map)) => map.name,
-                Subject::Up(None) => "default",
-                Subject::Etcd | Subject::Shard => "none",
-            },
+            self.right,
             total.operations,
             total.errors,
             total.watches,
@@ -198,60 +119,55 @@ fn compare(comparison: Comparison, seeds: u64, length: u64) {
     scenario::run(comparison.test, LIMIT, |dir| async move { comparison.seeds(&dir, seeds, length).await });
 }
 
+/// Compares a layout of kindred behind one router.
+fn equals_etcd(test: &'static str, layout: Layout) {
+    compare(Comparison { test, mode: Mode::Mapped, right: layout.behind(1) }, SEEDS, LENGTH);
+}
+
 #[test]
 fn etcd_equals_etcd() {
-    let comparison = Comparison { test: "etcd_equals_etcd", mode: Mode::Dense, subject: Subject::Etcd };
-    compare(comparison, 1, 1500);
+    compare(Comparison { test: "etcd_equals_etcd", mode: Mode::Dense, right: Place::ETCD }, 1, 1500);
 }
 
 #[test]
 fn etcd_equals_etcd_with_other_revisions() {
     let test = "etcd_equals_etcd_with_other_revisions";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Etcd }, 1, 1500);
+    compare(Comparison { test, mode: Mode::Mapped, right: Place::ETCD }, 1, 1500);
 }
 
 #[test]
 fn shard_equals_etcd() {
-    compare(
-        Comparison { test: "shard_equals_etcd", mode: Mode::Dense, subject: Subject::Shard },
-        SEEDS,
-        LENGTH,
-    );
+    let (test, right) = ("shard_equals_etcd", Layout::Dense.behind(0));
+    compare(Comparison { test, mode: Mode::Dense, right }, SEEDS, LENGTH);
 }
 
 #[test]
 fn kindred_equals_etcd() {
-    compare(
-        Comparison { test: "kindred_equals_etcd", mode: Mode::Mapped, subject: Subject::Up(None) },
-        SEEDS,
-        LENGTH,
-    );
+    equals_etcd("kindred_equals_etcd", Layout::Default);
 }
 
 #[test]
 fn kindred_in_ranges_equals_etcd() {
-    let test = "kindred_in_ranges_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RANGES)) }, SEEDS, LENGTH);
+    equals_etcd("kindred_in_ranges_equals_etcd", Layout::Ranges);
 }
 
 #[test]
 fn kindred_on_a_ring_equals_etcd() {
-    let test = "kindred_on_a_ring_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(RING)) }, SEEDS, LENGTH);
+    equals_etcd("kindred_on_a_ring_equals_etcd", Layout::Ring);
 }
 
 #[test]
 fn kindred_in_one_process_equals_etcd() {
-    let test = "kindred_in_one_process_equals_etcd";
-    compare(Comparison { test, mode: Mode::Mapped, subject: Subject::Up(Some(TOGETHER)) }, SEEDS, LENGTH);
+    equals_etcd("kindred_in_one_process_equals_etcd", Layout::Together);
 }
 
 #[test]
 fn long_every_layout_equals_etcd() {
     let test = "long_every_layout_equals_etcd";
-    compare(Comparison { test, mode: Mode::Dense, subject: Subject::Shard }, LONG_SEEDS, LONG_LENGTH);
-    for map in [None, Some(RANGES), Some(RING), Some(TOGETHER)] {
-        let comparison = Comparison { test, mode: Mode::Mapped, subject: Subject::Up(map) };
+    let right = Layout::Dense.behind(0);
+    compare(Comparison { test, mode: Mode::Dense, right }, LONG_SEEDS, LONG_LENGTH);
+    for layout in Layout::ROUTED {
+        let comparison = Comparison { test, mode: Mode::Mapped, right: layout.behind(1) };
         compare(comparison, LONG_SEEDS, LONG_LENGTH);
     }
 }

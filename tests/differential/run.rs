@@ -6,10 +6,9 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use kindred_tests::scenario::report;
+use kindred_tests::{layouts::Place, scenario::report};
 
 use crate::differential::{
-    Subject,
     answer::{Answer, View},
     forgive,
     keys::{self, KINDS},
@@ -56,8 +55,8 @@ pub struct Run {
 }
 
 impl Run {
-    pub async fn new(addresses: [&str; 2], mode: Mode, right: Subject) -> anyhow::Result<Self> {
-        let right_is_etcd = right == Subject::Etcd;
+    pub async fn new(addresses: [&str; 2], mode: Mode, right: Place) -> anyhow::Result<Self> {
+        let right_is_etcd = right == Place::ETCD;
         let noise = mode == Mode::Mapped && right_is_etcd;
         let mut sides =
             [Side::connect(addresses[0], true).await?, Side::connect(addresses[1], right_is_etcd).await?];

@@ -21,7 +21,6 @@ pub async fn shrink(comparison: Comparison, dir: &Path, failing: &[Operation]) -
     let start = Instant::now();
     let mut small = Small { operations: failing.to_vec(), mismatch: None };
     let mut part = small.operations.len() / 2;
-    let mut attempt = 0;
     while part > 0 {
         let mut from = 0;
         while from < small.operations.len() {
@@ -31,8 +30,7 @@ pub async fn shrink(comparison: Comparison, dir: &Path, failing: &[Operation]) -
             let end = (from + part).min(small.operations.len());
             let mut candidate = small.operations.clone();
             candidate.drain(from..end);
-            attempt += 1;
-            match comparison.run(dir, &format!("shrink{attempt}"), &candidate).await? {
+            match comparison.run(dir, &candidate).await? {
                 Err(mismatch) => {
                     candidate.truncate(mismatch.index + 1);
                     small = Small { operations: candidate, mismatch: Some(mismatch) };

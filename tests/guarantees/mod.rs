@@ -12,7 +12,10 @@ mod system;
 use std::time::Duration;
 
 use kindred_checker::Counts;
-use kindred_tests::scenario::{self, env_number, report};
+use kindred_tests::{
+    layouts::Layout,
+    scenario::{self, env_number, report},
+};
 
 use run::{Fault, Suite};
 use system::{Durability, Target};
@@ -20,16 +23,15 @@ use system::{Durability, Target};
 const SECONDS: u64 = 6;
 const LIMIT: Duration = Duration::from_secs(1200);
 const FIRST_SEED: u64 = 1;
-const SPREAD: &str = include_str!("configs/spread.yaml");
 
 /// A cluster whose Kinds have mode `none`.
-fn cluster(config: Option<&'static str>, routers: usize, threads: usize) -> Target {
-    Target::Cluster { config, routers, threads, durability: Durability::None }
+fn cluster(layout: Layout, routers: usize, threads: usize) -> Target {
+    Target::Cluster { layout, routers, threads, durability: Durability::None }
 }
 
 /// Kinds over several shards with mode `fsync`, so events wait for a disk before they are visible (R9).
-fn durable() -> Target {
-    Target::Cluster { config: Some(SPREAD), routers: 2, threads: 1, durability: Durability::Fsync }
+fn durable(layout: Layout) -> Target {
+    Target::Cluster { layout, routers: 2, threads: 1, durability: Durability::Fsync }
 }
 
 fn suite(name: &'static str, target: Target, fault: Fault) {
@@ -85,47 +87,59 @@ fn shard_dense() {
 
 #[test]
 fn one_router() {
-    suite("one_router", cluster(None, 1, 1), Fault::None);
+    suite("one_router", cluster(Layout::Default, 1, 1), Fault::None);
 }
 
 #[test]
 fn two_routers() {
-    suite("two_routers", cluster(None, 2, 3), Fault::None);
+    suite("two_routers", cluster(Layout::Default, 2, 3), Fault::None);
 }
 
 #[test]
 fn shard_killed() {
-    suite("shard_killed", cluster(None, 2, 1), Fault::Shard);
+    suite("shard_killed", cluster(Layout::Default, 2, 1), Fault::Shard);
 }
 
 #[test]
 fn router_killed() {
-    suite("router_killed", cluster(None, 2, 3), Fault::Router);
+    suite("router_killed", cluster(Layout::Default, 2, 3), Fault::Router);
 }
 
 #[test]
 fn spread_one_router() {
-    suite("spread_one_router", cluster(Some(SPREAD), 1, 1), Fault::None);
+    suite("spread_one_router", cluster(Layout::Ranges, 1, 1), Fault::None);
 }
 
 #[test]
 fn spread_two_routers() {
-    suite("spread_two_routers", cluster(Some(SPREAD), 2, 3), Fault::None);
+    suite("spread_two_routers", cluster(Layout::Ring, 2, 3), Fault::None);
 }
 
 #[test]
 fn spread_router_killed() {
-    suite("spread_router_killed", cluster(Some(SPREAD), 2, 1), Fault::Router);
+    suite("spread_router_killed", cluster(Layout::Ring, 2, 1), Fault::Router);
 }
 
 #[test]
 fn spread_fsync() {
-    suite("spread_fsync", durable(), Fault::None);
+    suite("spread_fsync", durable(Layout::Ranges), Fault::None);
 }
 
 #[test]
 fn spread_fsync_shard_killed() {
-    suite("spread_fsync_shard_killed", durable(), Fault::DurableShard);
+    suite("spread_fsync_shard_killed", durable(Layout::Ring), Fault::DurableShard);
+}
+
+#[test]
+fn long_every_layout() {
+    for layout in [Layout::Whole, Layout::Ranges, Layout::Ring] {
+        for routers in [1, 2] {
+            suite("long_every_layout", cluster(layout, routers, 1), Fault::None);
+            suite("long_every_layout", cluster(layout, routers, 3), Fault::Router);
+        }
+        suite("long_every_layout", durable(layout), Fault::None);
+        suite("long_every_layout", durable(layout), Fault::DurableShard);
+    }
 }
 
 /// Checks a stored history again if the environment names one.

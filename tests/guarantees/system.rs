@@ -10,7 +10,7 @@ use kindred_checker::{
 };
 use kindred_partition_config::{
     key::{Key, KeyRange},
-    parse::{DEFAULT_CONFIG, parse_config},
+    parse::parse_config,
     validate::{Validated, validate},
 };
 use kindred_proto::etcdserverpb::{
@@ -18,10 +18,14 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_tests::{
     client::Client,
+    layouts::Layout,
     process::{Process, Spec},
     scenario::wait_for,
     servers::{Etcd, Shard},
-    workload::{caller::Endpoints, keys::KINDS},
+    workload::{
+        caller::Endpoints,
+        keys::{self, KINDS},
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -38,9 +42,9 @@ pub enum Target {
     Shard {
         dense: bool,
     },
-    /// A process for each store of the configuration, and routers. Without a configuration the default one is used.
+    /// A process for each store of the layout, and routers.
     Cluster {
-        config: Option<&'static str>,
+        layout: Layout,
         routers: usize,
         /// The number of threads for connections, in each router and shard.
         threads: usize,
@@ -100,7 +104,7 @@ impl Assumptions {
             Target::Shard { dense: true } => Order::Dense,
             Target::Shard { dense: false } | Target::Cluster { .. } => Order::PerKind,
         };
-        let spread = matches!(target, Target::Cluster { config: Some(_), .. });
+        let spread = matches!(target, Target::Cluster { layout, .. } if layout.is_spread());
         Self { order, spread, gaps: Vec::new(), struck: Vec::new() }
     }
 
@@ -171,23 +175,23 @@ impl System {
                 let shards = vec![("shard".to_owned(), shard)];
                 Ok(Self { endpoints, _etcd: None, shards, valid: None, routers: Vec::new() })
             }
-            Target::Cluster { config, routers, threads, durability } => {
-                Self::cluster(dir, config, routers, threads, durability).await
+            Target::Cluster { layout, routers, threads, durability } => {
+                Self::cluster(dir, layout, routers, threads, durability).await
             }
         }
     }
 
     async fn cluster(
         dir: &Path,
-        config: Option<&str>,
+        layout: Layout,
         routers: usize,
         threads: usize,
         durability: Durability,
     ) -> anyhow::Result<Self> {
         let threads = format!("--threads={threads}");
-        let text = config.unwrap_or(DEFAULT_CONFIG);
+        let text = layout.config(&keys::placed())?.to_string();
         let mut shards = Vec::new();
-        let config = parse_config(text)?;
+        let config = parse_config(&text)?;
         let valid = validate(&config).map_err(|errors| anyhow::anyhow!("{errors:?}"))?;
         for store in config.stores {
             let name = store.name.0;

@@ -1,5 +1,6 @@
 //! A cluster on a stock etcd goes to kindred and leaves it again for another etcd. Its apiservers are pointed there one by
-//! one, and both ways are in use at once. Nothing else is restarted, no object is lost or changed.
+//! one, and both ways are in use at once. Nothing else is restarted, no object is lost or changed. Other clients of the etcd
+//! come along: leaders stay leaders, who waits stays in the queue, and leases that are renewed live.
 //!
 //! `KINDRED_ADOPT_OBJECTS` sets the number of objects; `make test ONLY=kubernetes_adopts` runs it.
 
@@ -17,10 +18,13 @@ use kindred_tests::{
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use crate::kube::busy::{Busy, Object};
-use crate::kube::objects::{
-    NAMESPACES, NODE_COLLECTION, NODE_LEASES, collection, configmap, event, namespace, node, node_lease, pod,
-    secret, widget, widget_definition,
+use crate::kube::{
+    busy::{Busy, Object},
+    objects::{
+        NAMESPACES, NODE_COLLECTION, NODE_LEASES, collection, configmap, event, namespace, node, node_lease,
+        pod, secret, widget, widget_definition,
+    },
+    strangers::Strangers,
 };
 
 /// The number of objects, unless the environment says otherwise.
@@ -132,6 +136,7 @@ struct Cluster {
     second: Apiserver,
     before: BTreeMap<String, Value>,
     yaml: String,
+    strangers: Strangers,
 }
 
 impl Cluster {
@@ -188,14 +193,16 @@ pub async fn run(dir: &Path) -> anyhow::Result<()> {
     let second = Apiserver::start(dir, "apiserver-2", &files, &flags).await?;
     fill(&first.client, env_number("KINDRED_ADOPT_OBJECTS", OBJECTS)?).await?;
     let (before, yaml) = (all(&first.client).await?, yaml(&first).await?);
-    let mut cluster = Cluster { first, second, before, yaml };
+    let strangers = Strangers::start(dir, &old.address).await?;
+    let mut cluster = Cluster { first, second, before, yaml, strangers };
+    cluster.strangers.pass("at the old etcd").await?;
     report(&format!("a stock etcd with {} objects, and two apiservers", cluster.before.len()));
 
     let up = adopted(dir, &old, &mut cluster).await?;
     let mut busy = Busy::start(&cluster.first.client, changed()).await?;
-    moved_out(&up, &cluster, &mut busy).await?;
-    killed(&up, &cluster, &mut busy).await?;
-    let (new, endpoint) = left(dir, &up, &cluster, &mut busy).await?;
+    moved_out(&up, &mut cluster, &mut busy).await?;
+    killed(&up, &mut cluster, &mut busy).await?;
+    let (new, endpoint) = left(dir, &up, &mut cluster, &mut busy).await?;
     let outcome = busy.finish().await?;
     report(&format!(
         "changes={} failed_without_a_kill=0 failed_while_killed={} conflicts_of_one_object={}",
@@ -208,10 +215,16 @@ pub async fn run(dir: &Path) -> anyhow::Result<()> {
     cluster.same("the second apiserver at the new etcd", &cluster.second).await?;
     cluster.same("the first one still at kindred", &cluster.first).await?;
     cluster.first.restart(Some(("--etcd-servers", &endpoint))).await?;
+    cluster.strangers.go(&new.address).await?;
     drop(up);
     cluster.same("kindred is gone", &cluster.first).await?;
     let path = collection(HOME, "configmaps");
     cluster.first.client.create(&path, &configmap(HOME, "busy-left", "value")).await?.ok()?;
+    // Each of the four is the leader in its turn.
+    for _ in 0..4 {
+        cluster.strangers.pass("at the new etcd").await?;
+    }
+    cluster.strangers.finish().await?;
     cluster.first.process.stop().await?;
     cluster.second.process.stop().await?;
     drop(new);
@@ -243,12 +256,17 @@ async fn adopted(dir: &Path, old: &Etcd, cluster: &mut Cluster) -> anyhow::Resul
     let refused = kindred(&up, &["adopt", "finish", "--timeout=1s"]).await?.failed()?;
     ensure!(refused.contains("point every apiserver at kindred"), "{refused}");
     cluster.second.restart(Some(("--etcd-servers", &through))).await?;
+    cluster.strangers.same("beside kindred").await?;
+    let refused = kindred(&up, &["adopt", "finish", "--quiet=2s", "--timeout=4s"]).await?.failed()?;
+    ensure!(refused.contains("cilium/") || refused.contains("/calico/"), "{refused}");
+    cluster.strangers.go(&up.address).await?;
     tell(&up, &["adopt", "finish", "--quiet=12s"]).await?;
+    cluster.strangers.pass("through kindred").await?;
     Ok(up)
 }
 
 /// Kinds move out while they change.
-async fn moved_out(up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow::Result<()> {
+async fn moved_out(up: &Up, cluster: &mut Cluster, busy: &mut Busy) -> anyhow::Result<()> {
     for kind in KINDS {
         busy.some(SOME).await?;
         if kind != "events" {
@@ -258,11 +276,12 @@ async fn moved_out(up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow::Resul
         busy.some(SOME).await?;
         cluster.same(&format!("{kind} on a shard"), &cluster.second).await?;
     }
+    cluster.strangers.pass("moved out").await?;
     Ok(())
 }
 
 /// Shards are killed. What was acknowledged is there.
-async fn killed(up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow::Result<()> {
+async fn killed(up: &Up, cluster: &mut Cluster, busy: &mut Busy) -> anyhow::Result<()> {
     // The shard of the events keeps nothing on disk, by default.
     for victim in ["nodes", "pods"] {
         busy.hurt(true);
@@ -278,11 +297,12 @@ async fn killed(up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow::Result<(
         busy.hurt(false);
         cluster.same(&format!("{victim} was killed"), &cluster.second).await?;
     }
+    cluster.strangers.same("shards were killed").await?;
     Ok(())
 }
 
 /// Everything goes to another etcd, after a rehearsal.
-async fn left(dir: &Path, up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow::Result<(Etcd, String)> {
+async fn left(dir: &Path, up: &Up, cluster: &mut Cluster, busy: &mut Busy) -> anyhow::Result<(Etcd, String)> {
     let prepared = dir.join("prepared.db");
     tell(up, &["leave", "prepare", prepared.to_str().context("a path")?]).await?;
     let new = Etcd::restored(dir, "new", &prepared).await?;
@@ -290,8 +310,11 @@ async fn left(dir: &Path, up: &Up, cluster: &Cluster, busy: &mut Busy) -> anyhow
     tell(up, &["leave", "--to", &endpoint, "--rehearse"]).await?;
     busy.some(SOME).await?;
     cluster.same("rehearsed", &cluster.second).await?;
+    cluster.strangers.pass("rehearsed").await?;
     tell(up, &["leave", "--to", &endpoint]).await?;
     busy.some(SOME).await?;
     cluster.same("all on the new etcd", &cluster.second).await?;
+    // A leader that has not begun anew there cannot resign: it compares the create revision that its key had at the old etcd.
+    cluster.strangers.same("all on the new etcd").await?;
     Ok((new, endpoint))
 }

@@ -17,6 +17,7 @@ use kindred_partition_config::{
 use kindred_tests::{
     certs::Authority,
     kube::{Apiserver, ClusterFiles},
+    layouts::{Kind, Layout},
     servers::{Etcd, Up},
 };
 use kindred_transport::tls::ClientTlsSettings;
@@ -117,12 +118,24 @@ pub enum Map {
     Modes,
 }
 
+/// The Kinds of which the run writes many objects.
+const LOADED: [Kind; 7] = [
+    Kind { resource: "pods", cuts: NAMES },
+    Kind { resource: "nodes", cuts: NAMES },
+    Kind { resource: "leases.coordination.k8s.io", cuts: ["kube-node-lease/i", "kube-node-lease/r"] },
+    Kind { resource: "events", cuts: NAMES },
+    Kind { resource: "configmaps", cuts: NAMES },
+    Kind { resource: "secrets", cuts: NAMES },
+    Kind { resource: "widgets.example.com", cuts: NAMES },
+];
+const NAMES: [&str; 2] = ["g", "n"];
+
 impl Map {
     fn text(self) -> anyhow::Result<Option<String>> {
         Ok(match self {
-            Self::Ranges => Some(include_str!("configs/ranges.yaml").to_owned()),
+            Self::Ranges => Some(Layout::Ranges.config(&LOADED)?.to_string()),
             Self::Modes => Some(include_str!("configs/modes.yaml").to_owned()),
-            Self::Ring => Some(include_str!("configs/ring.yaml").to_owned()),
+            Self::Ring => Some(Layout::Ring.config(&LOADED)?.to_string()),
             Self::Default => match std::env::var_os("KINDRED_TEST_CONFIG") {
                 Some(path) => {
                     let read = fs::read_to_string(&path);

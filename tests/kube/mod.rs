@@ -13,13 +13,13 @@
 //! | [`crashes`] | every shard is killed, with Kinds of every mode |
 //! | [`failover`], [`steady`] | stores with standbys fail over while clients write and watch |
 //! | [`moves`] | Kinds move to other shards and back |
-//! | [`adopt`], [`busy`] | a cluster goes from an etcd to kindred, and from there to another etcd, under writers |
+//! | [`adopt`], [`busy`], [`strangers`] | a cluster goes from an etcd to kindred, and from there to another etcd, under writers |
 //! | [`backups`] | objects come back from a backup |
 //! | [`snapshots`] | an apiserver goes on with a stock etcd that begins with a snapshot |
 //! | [`health`] | the apiserver's own metrics show no error |
 //!
-//! The run uses the default configuration and two in `configs` that split each Kind with many objects, by name and by
-//! hash. The expected places of keys are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default configuration.
+//! The run uses the default configuration, and layouts that split each Kind with many objects by name and by hash. The
+//! expected places of keys are read from them. `KINDRED_TEST_CONFIG=FILE` replaces the default configuration.
 //! `KINDRED_KUBE_STORE=etcd` runs on a real etcd, to test these tests.
 
 mod adopt;
@@ -38,6 +38,7 @@ mod pairs;
 mod placement;
 mod snapshots;
 mod steady;
+mod strangers;
 mod watches;
 mod writes;
 

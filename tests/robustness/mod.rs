@@ -5,17 +5,16 @@
 //! `KINDRED_ROBUSTNESS_SECONDS` is how long the clients of each case work, `KINDRED_ROBUSTNESS_SEED` the first seed and
 //! `KINDRED_ROBUSTNESS_SEEDS` how many of them the long test takes.
 
-mod cluster;
-
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Context, ensure};
 use kindred_tests::{
-    etcdctl, peers,
+    etcdctl,
+    faults::Fault,
+    layouts::{Kind, Layout, Place, Wanted},
+    peers,
     scenario::{self, env_number, report},
 };
-
-use cluster::{Cluster, Fault, System};
 
 const LIMIT: Duration = Duration::from_secs(1200);
 /// How long a quick case lasts.
@@ -25,6 +24,11 @@ const SECONDS: u64 = 3;
 const WRITES_MIN: u64 = 150;
 const REVISIONS_MIN: u64 = 75;
 const EVENTS_MIN: u64 = 300;
+
+/// Pods are cut where etcd's random names are: digits, capitals and small letters.
+const PODS: Kind = Kind { resource: "pods", cuts: ["default/J", "default/d"] };
+/// From the start of the program until a fault: clients work by then.
+const BEFORE: Duration = Duration::from_millis(1500);
 
 /// etcd's traffics. Each has transactions, stale reads and watches from former and future revisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +61,7 @@ impl Traffic {
 
 #[derive(Debug, Clone, Copy)]
 struct Case {
-    system: System,
+    place: Place,
     traffic: Traffic,
     fault: Fault,
     /// Whether old revisions are compacted all the time.
@@ -67,8 +71,8 @@ struct Case {
 }
 
 impl Case {
-    fn calm(system: System, traffic: Traffic) -> Self {
-        Self { system, traffic, fault: Fault::None, compacts: false, sabotage: false }
+    fn calm(place: Place, traffic: Traffic) -> Self {
+        Self { place, traffic, fault: Fault::None, compacts: false, sabotage: false }
     }
 
     /// The flags of the program.
@@ -81,12 +85,11 @@ impl Case {
             format!("-writes={WRITES_MIN}"),
             "-limit=3m".to_owned(),
         ];
-        let one_store_for_all = matches!(self.system, System::Etcd | System::Shard { .. });
-        if !one_store_for_all {
+        if self.place.routers > 0 {
             // A lease has a home of its own (R12), whose revisions are not those of the Kind.
             flags.push("-lease-revisions=false".to_owned());
         }
-        if self.system.apart() {
+        if self.fault.sets_apart(self.place) {
             flags.push("-apart".to_owned());
         }
         if self.compacts {
@@ -109,15 +112,20 @@ impl Case {
 /// Runs a case with fresh servers.
 async fn check(dir: &Path, case: Case, seed: u64, seconds: u64) -> anyhow::Result<()> {
     let compacts = if case.compacts { " with compactions" } else { "" };
-    let name = format!("{:?} fault={:?}{compacts}", case.system, case.fault);
-    let seconds = seconds + case.fault.takes();
-    let place = tempfile::Builder::new().prefix("case-").tempdir_in(dir)?.keep();
-    let cluster = Cluster::start(&place, case.system).await.with_context(|| name.clone())?;
-    let mut flags = case.flags(seed, seconds, &place);
-    flags.push(format!("-endpoints={}", cluster.endpoints.join(",")));
+    let name = format!("{} fault={:?}{compacts}", case.place, case.fault);
+    let seconds = seconds + case.fault.takes().as_secs();
+    let folder = tempfile::Builder::new().prefix("case-").tempdir_in(dir)?.keep();
+    let wanted = Wanted { kinds: &[PODS], ..Wanted::default() };
+    let servers = case.place.start(&folder, wanted).await.with_context(|| name.clone())?;
+    let mut flags = case.flags(seed, seconds, &folder);
+    flags.push(format!("-endpoints={}", servers.addresses.join(",")));
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let program = peers::peer("etcd-robustness")?;
-    let (said, struck) = tokio::join!(etcdctl::run(&program, &flags, ""), cluster.strike(case.fault));
+    let strike = async {
+        tokio::time::sleep(BEFORE).await;
+        servers.strike(case.fault, PODS.resource, PODS.cuts[0]).await
+    };
+    let (said, struck) = tokio::join!(etcdctl::run(&program, &flags, ""), strike);
     let said = said?;
     ensure!(said.success, "{name}: {}\n{}", said.stdout, said.stderr);
     struck.with_context(|| name.clone())?;
@@ -136,7 +144,7 @@ async fn check(dir: &Path, case: Case, seed: u64, seconds: u64) -> anyhow::Resul
     // A read at the revision of a lease's home may be refused, as may one of what is compacted.
     let refusable = case.compacts || case.fault != Fault::None || case.traffic == Traffic::EtcdPutDeleteLease;
     ensure!(refusable || count("failed")? == 0, "{name}: requests failed: {line}\n{}", said.stderr);
-    std::fs::remove_dir_all(&place)?;
+    std::fs::remove_dir_all(&folder)?;
     Ok(())
 }
 
@@ -156,40 +164,35 @@ fn suite(name: &str, cases: Vec<Case>, seeds: u64) {
 /// The control, with distortions that prove that the checkers find something.
 #[test]
 fn etcd_passes_its_own_checkers() {
-    let kubernetes = Case { sabotage: true, ..Case::calm(System::Etcd, Traffic::Kubernetes) };
-    suite("robustness_etcd", vec![kubernetes, Case::calm(System::Etcd, Traffic::EtcdPutDeleteLease)], 1);
+    let kubernetes = Case { sabotage: true, ..Case::calm(Place::ETCD, Traffic::Kubernetes) };
+    suite("robustness_etcd", vec![kubernetes, Case::calm(Place::ETCD, Traffic::EtcdPutDeleteLease)], 1);
 }
 
 #[test]
 fn kindred_passes_etcds_checkers() {
-    let whole = System::WHOLE;
-    let spread = Case { sabotage: true, ..Case::calm(System::RANGES, Traffic::Kubernetes) };
-    suite("robustness", vec![Case::calm(whole, Traffic::EtcdPutDeleteLease), spread], 1);
+    let whole = Case::calm(Layout::Whole.behind(1), Traffic::EtcdPutDeleteLease);
+    let spread = Case { sabotage: true, ..Case::calm(Layout::Ranges.behind(1), Traffic::Kubernetes) };
+    suite("robustness", vec![whole, spread], 1);
 }
 
+/// Each layout, in calm and with each fault that it can have.
 #[test]
 fn long_kindred_passes_etcds_checkers_in_every_layout() {
-    let (whole, ranges, ring) = (System::WHOLE, System::RANGES, System::RING);
-    let alone = [System::Etcd, System::Shard { dense: true }, System::Shard { dense: false }];
-    let routed = [whole, ranges, ring].map(|system| [system, system.with_routers(2)]).concat();
     let mut cases = Vec::new();
-    for system in alone.into_iter().chain(routed) {
+    for place in [Place::ETCD].into_iter().chain(Place::all()) {
         for traffic in Traffic::ALL {
-            if traffic.of_kubernetes() || !system.spread() {
-                cases.push(Case::calm(system, traffic));
+            if traffic.of_kubernetes() || !place.layout.is_spread() {
+                cases.push(Case::calm(place, traffic));
             }
         }
-        cases.push(Case { compacts: true, ..Case::calm(system, Traffic::Kubernetes) });
-    }
-    for (system, fault) in [
-        (whole.with_routers(2), Fault::Moves),
-        (whole, Fault::Shard),
-        (ranges, Fault::Shard),
-        (ring, Fault::Shard),
-        (whole.with_routers(2), Fault::Router),
-        (ring.with_routers(2), Fault::Router),
-    ] {
-        cases.push(Case { fault, ..Case::calm(system, Traffic::Kubernetes) });
+        cases.push(Case { compacts: true, ..Case::calm(place, Traffic::Kubernetes) });
+        // A fault takes as long at one router as at two, and finds less.
+        let faults = Fault::ALL.into_iter().filter(|fault| *fault != Fault::None && place.routers == 2);
+        cases.extend(
+            faults
+                .filter(|fault| fault.fits(place.layout))
+                .map(|fault| Case { fault, ..Case::calm(place, Traffic::Kubernetes) }),
+        );
     }
     let seeds = env_number("KINDRED_ROBUSTNESS_SEEDS", 1).unwrap_or(1);
     suite("robustness_all", cases, seeds);

@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow, bail};
 /// A set of peers that `tests/peers/install` builds together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerSet {
-    /// etcd, etcdctl, etcdutl and a check of its files.
+    /// etcd, etcdctl, etcdutl, a check of its files, and programs of ours with its client.
     Etcd,
     /// etcd's own robustness checkers.
     Robustness,
@@ -97,7 +97,9 @@ pub fn peers_dir() -> &'static Path {
 /// If the peer cannot be built. The error has the output of `tests/peers/install`, which says what is missing.
 pub fn peer(name: &str) -> anyhow::Result<PathBuf> {
     let (set, found) = match name {
-        "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" | "etcd-load" => (PeerSet::Etcd, &ETCD),
+        "etcd" | "etcdctl" | "etcdutl" | "bbolt-check" | "etcd-load" | "etcd-strangers" => {
+            (PeerSet::Etcd, &ETCD)
+        }
         "etcd-robustness" => (PeerSet::Robustness, &ROBUSTNESS),
         "kube-apiserver" | "kubectl" => (PeerSet::Kube, &KUBE),
         "k3s-datastore-check" => (PeerSet::Kine, &KINE),

@@ -1,10 +1,8 @@
 //! The cases that pass at etcd and not at kindred, each with the reason.
 
-use super::{
-    Results,
-    layout::{Layout, Place},
-    run::is_part,
-};
+use kindred_tests::layouts::{Layout, Place};
+
+use super::{Results, run::is_part};
 use crate::compatibility::clients::run::Outcome;
 
 /// Cases that differ for the same reason.
@@ -20,11 +18,12 @@ pub struct Difference {
     pub cases: &'static [(&'static str, &'static [&'static str])],
 }
 
-const SHARDS: &[Layout] = &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Together];
-const ROUTERS: &[Layout] = &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Stock, Layout::Together];
+const SHARDS: &[Layout] = &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Together, Layout::Standbys];
+const ROUTERS: &[Layout] =
+    &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Stock, Layout::Together, Layout::Standbys];
 const SPREAD: &[Layout] = &[Layout::Ranges, Layout::Ring, Layout::Together];
 const STOCK: &[Layout] = &[Layout::Stock];
-const SHARD: &[Layout] = &[Layout::Shard];
+const SHARD: &[Layout] = &[Layout::Dense];
 
 pub const DIFFERENCES: &[Difference] = &[
     Difference {

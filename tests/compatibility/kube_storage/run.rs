@@ -8,17 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kindred_tests::{peers::Peer, scenario::report};
+use kindred_tests::{
+    layouts::{Place, Servers},
+    peers::Peer,
+    scenario::report,
+};
 
 use crate::compatibility::clients::{
     go,
     run::{Event, Outcome, SILENCE, TRIES, process},
 };
 
-use super::{
-    differences,
-    layout::{Place, Servers},
-};
+use super::{WANTED, differences};
 
 /// The package whose tests keep their objects below `/pods`, where kindred knows no Kinds.
 const BELOW_PODS: &str = "etcd3";
@@ -94,7 +95,7 @@ async fn one_try(
 ) -> anyhow::Result<Cases> {
     let folder = tempfile::tempdir_in(dir)?;
     let used = folder.path().join("used");
-    let servers = place.start(dir).await?;
+    let servers = place.start(dir, WANTED).await?;
     let mut all = BTreeMap::new();
     while let Some(first) = tests.first().cloned() {
         let silence = |case: &str| {

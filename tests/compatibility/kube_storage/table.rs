@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kindred_tests::layouts::Place;
+
 use super::{
     Results,
     differences::{self, DIFFERENCES},
-    layout::Place,
 };
 use crate::compatibility::{clients::run::Outcome, documented::documented};
 

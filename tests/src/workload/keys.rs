@@ -3,29 +3,39 @@
 use kindred_checker::{Key, history::KeyRange};
 use rand::{Rng as _, rngs::StdRng, seq::IndexedRandom as _};
 
+use crate::layouts;
+
 /// A Kind with its store in the default configuration.
 #[derive(Debug)]
 pub struct Kind {
     /// With its trailing slash.
     pub prefix: &'static str,
+    /// Its name in the configuration.
+    resource: &'static str,
     /// The store that has the whole Kind in the default configuration.
     pub default_store: &'static str,
 }
 
 pub const KINDS: [Kind; 5] = [
-    Kind { prefix: "/registry/pods/", default_store: "pods" },
-    Kind { prefix: "/registry/leases/", default_store: "leases" },
-    Kind { prefix: "/registry/minions/", default_store: "nodes" },
-    Kind { prefix: "/registry/events/", default_store: "events" },
-    Kind { prefix: "/registry/configmaps/", default_store: "default" },
+    Kind { prefix: "/registry/pods/", resource: "pods", default_store: "pods" },
+    Kind { prefix: "/registry/leases/", resource: "leases.coordination.k8s.io", default_store: "leases" },
+    Kind { prefix: "/registry/minions/", resource: "nodes", default_store: "nodes" },
+    Kind { prefix: "/registry/events/", resource: "events", default_store: "events" },
+    Kind { prefix: "/registry/configmaps/", resource: "configmaps", default_store: "default" },
 ];
 
 /// So many of the first Kinds are chosen more often than the others.
 const BUSY: usize = 2;
 
-/// One namespace in each third of the alphabet. Configurations that split Kinds have a range for each.
+/// One namespace in each range of a Kind that is split.
 const NAMESPACES: [&str; 3] = ["alpha", "mike", "zulu"];
 const NAMES: usize = 5;
+
+/// The Kinds as a layout places them.
+#[must_use]
+pub fn placed() -> Vec<layouts::Kind> {
+    KINDS.iter().map(|kind| layouts::Kind { resource: kind.resource, cuts: ["h", "s"] }).collect()
+}
 
 /// The index of a key's Kind.
 pub fn kind_of(key: &Key) -> Option<usize> {

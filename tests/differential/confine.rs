@@ -9,19 +9,23 @@ use kindred_partition_config::{
     validate::validate,
 };
 use kindred_proto::etcdserverpb::{Compare, RequestOp, TxnRequest, request_op::Request};
+use kindred_tests::layouts::Place;
 
 use crate::differential::keys;
 
 /// The store of each key. Without a map, one store has all keys.
 #[derive(Debug, Default)]
-pub struct Layout {
+pub struct Stores {
     map: Option<PartitionMap>,
 }
 
-impl Layout {
-    /// The layout that a configuration of kindred describes.
-    pub fn of(config: &str) -> anyhow::Result<Self> {
-        let mut config = parse::parse_config(config)?;
+impl Stores {
+    /// The stores of a place.
+    pub fn of(place: Place) -> anyhow::Result<Self> {
+        if place.routers == 0 {
+            return Ok(Self::default());
+        }
+        let mut config = parse::parse_config(&place.layout.config(&keys::placed())?.to_string())?;
         for store in &mut config.stores {
             // Validation needs endpoints, but this test uses only the map, so any address serves.
             store.endpoints = vec!["127.0.0.1:1".to_owned()];
