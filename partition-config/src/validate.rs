@@ -177,7 +177,7 @@ pub(crate) fn check_history_max(config: &DataPartitionConfig, path: &str, errors
 /// Checks the list of stores and returns the index of each name.
 pub(crate) fn stores(
     stores: &[StoreConfig],
-    path: impl Fn(usize) -> String,
+    path: impl Fn(usize) -> String + Copy,
     errors: &mut FieldErrors,
 ) -> HashMap<StoreName, StoreIdx> {
     let mut names = HashMap::new();
@@ -215,7 +215,32 @@ pub(crate) fn stores(
             standbys(store, standby, &path, errors);
         }
     }
+    members_apart(stores, path, errors);
     names
+}
+
+/// Refuses a member's address that another store uses: the one store would take the other's process for its own (R21).
+fn members_apart(stores: &[StoreConfig], path: impl Fn(usize) -> String, errors: &mut FieldErrors) {
+    fn standbys(store: &StoreConfig) -> impl Iterator<Item = &str> {
+        let standby = store.standby.iter().flat_map(|standby| &standby.endpoints);
+        standby.map(|endpoint| endpoint.trim_end_matches('/'))
+    }
+    for (i, store) in stores.iter().enumerate() {
+        for (j, other) in stores.iter().enumerate().filter(|(j, _)| *j != i) {
+            let served = other.endpoints.iter().map(|endpoint| endpoint.trim_end_matches('/'));
+            // Of two with the same standby, the later one is told.
+            let of_other = standbys(other).filter(|_| j < i).chain(served);
+            let used: Vec<&str> = of_other.collect();
+            for (at, endpoint) in standbys(store).enumerate().filter(|(_, endpoint)| used.contains(endpoint))
+            {
+                errors.add(
+                    format!("{}.standby.endpoints[{at}]", path(i)),
+                    format!("{endpoint:?} is an address of store {:?}, too", other.name.0),
+                    "each member is a process of its own: name the one that was started with this store's --name and --slot",
+                );
+            }
+        }
+    }
 }
 
 fn endpoints(endpoints: &[String], path: &str, errors: &mut FieldErrors) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use kindred_partition_config::map::StoreIdx;
 use kindred_partition_config::state::{ClusterState, MembersChange, MembersRefusal, StoreObject, StoreState};
+use kindred_proto::shard_v1 as pb;
 use kindred_router_core::standbys::{self, Look, Role, Said, Step, addresses, has_members};
 use kindred_transport::Endpoint;
 use tokio::task::JoinSet;
@@ -21,6 +22,7 @@ use crate::meta::take::StateKeeper;
 use crate::meta::{ChangeError, Next};
 use crate::stores::Store;
 use crate::stores::members::Shown;
+use crate::stores::monitor::hello_of;
 use calls::Calls;
 
 /// How often members are looked at, and while something is under way.
@@ -117,14 +119,27 @@ impl Rounds {
         }
     }
 
+    /// Whom each call means.
+    fn meant(&self) -> pb::Meant {
+        let spec = self.store.spec();
+        let hello = hello_of(&self.keeper.cluster, self.keeper.identity.cluster_id, &self.store, &spec);
+        pb::Meant {
+            store_uuid: hello.store_uuid,
+            lineage: hello.lineage,
+            slot: spec.slot.map(|slot| u32::from(slot.get())),
+            store: spec.name.0.clone(),
+        }
+    }
+
     /// Asks the members that are not being asked yet, and takes what they answer soon.
     async fn look(&mut self, urls: &[String]) {
         let now = self.began.elapsed();
+        let meant = self.meant();
         for url in urls {
             if self.asked.insert(url.clone()) {
-                let (calls, url) = (self.calls.clone(), url.clone());
+                let (calls, url, meant) = (self.calls.clone(), url.clone(), meant.clone());
                 self.asking.spawn(async move {
-                    let answer = calls.ask(&url).await;
+                    let answer = calls.ask(&url, meant).await;
                     (url, now, answer)
                 });
             }
@@ -172,7 +187,7 @@ impl Rounds {
 
     async fn step(&self, step: &Step) -> Result<(), String> {
         let Step::Write { read, term, change } = step else {
-            let done = self.calls.tell(step).await;
+            let done = self.calls.tell(step, self.meant()).await;
             if done.is_ok() && matches!(step, Step::Promote { .. }) {
                 tracing::info!(store = self.store.name(), ?step, "a standby serves the store");
                 self.store.members().count_failover();

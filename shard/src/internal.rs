@@ -1,7 +1,6 @@
 //! `kindred.shard.v1`: the calls of a router to a shard beside etcd's API.
 
 use std::{
-    path::PathBuf,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
 };
@@ -61,17 +60,14 @@ pub struct Joined {
     pub revisions: &'static str,
     /// The modes for Kinds that routers do not mention.
     pub modes: KindModes,
-    /// Where the identity is kept.
-    pub directory: Option<PathBuf>,
     /// Whether a restart loses everything, whatever the modes.
     pub in_memory: bool,
 }
 
 impl ShardService {
     #[must_use]
-    pub fn new(member: Member, joined: Joined) -> Self {
-        let joining = Joining::new(joined.identity.clone(), joined.directory.clone());
-        Self { member, joined, joining: Arc::new(joining) }
+    pub fn new(member: Member, joined: Joined, joining: Arc<Joining>) -> Self {
+        Self { member, joined, joining }
     }
 
     /// Grows with every start; see [`Identity::incarnation`].

@@ -1,5 +1,6 @@
 //! Binds this store to a cluster: that of the first router with a lineage whose handshake joins it, also after
-//! restarts. Routers of any other cluster are refused, so that none writes here by another cluster's map.
+//! restarts. Routers of any other cluster are refused, so that none writes here by another cluster's map. Whatever else of
+//! the identity changes is written here too, or one would write over the other.
 
 use std::path::PathBuf;
 
@@ -7,7 +8,7 @@ use kindred_partition_config::ids::Lineage;
 use tokio::sync::Mutex;
 use tonic::Status;
 
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityError};
 
 #[derive(Debug)]
 pub struct Joining {
@@ -68,6 +69,31 @@ impl Joining {
         Ok(kept.identity.lineage.clone())
     }
 
+    /// The identity as it is now.
+    pub async fn identity(&self) -> Identity {
+        self.kept.lock().await.identity.clone()
+    }
+
+    /// The lineage that is on disk.
+    pub async fn kept_lineage(&self) -> Option<Lineage> {
+        let kept = self.kept.lock().await;
+        kept.identity.lineage.clone().filter(|_| !kept.unwritten)
+    }
+
+    /// Keeps the incarnation that a promotion has given to the store.
+    ///
+    /// # Errors
+    /// When the disk refuses.
+    pub async fn keep_incarnation(&self, incarnation: u64) -> Result<(), IdentityError> {
+        let mut kept = self.kept.lock().await;
+        let identity = Identity { incarnation, ..kept.identity.clone() };
+        if let Some(directory) = &self.directory {
+            identity.write(directory)?;
+        }
+        *kept = Kept { identity, unwritten: false };
+        Ok(())
+    }
+
     /// Returns whether the identity is on disk. A failing disk refuses no caller; the next handshake tries again.
     async fn write(&self, identity: &Identity) -> bool {
         let Some(directory) = self.directory.clone() else { return true };
@@ -120,6 +146,22 @@ mod tests {
                 "{refused}"
             );
             assert!(joining.admit(None, true).await.unwrap_err().message().contains("--meta"));
+        }
+    }
+
+    /// It was written with the identity of the process's start, without the lineage that the store had joined since; and the
+    /// lineage was written with the incarnation of the start.
+    #[tokio::test]
+    async fn r21_what_a_promotion_keeps_leaves_the_lineage() {
+        let directory = tempfile::tempdir().unwrap();
+        let joining = open(directory.path());
+        joining.keep_incarnation(8).await.unwrap();
+        assert_eq!(joining.kept_lineage().await, None);
+        joining.admit(lineage("a"), true).await.unwrap();
+        assert_eq!(joining.kept_lineage().await, lineage("a"));
+        joining.keep_incarnation(9).await.unwrap();
+        for identity in [joining.identity().await, Identity::read(directory.path()).unwrap().unwrap()] {
+            assert_eq!((identity.incarnation, identity.lineage), (9, lineage("a")));
         }
     }
 

@@ -52,6 +52,7 @@ use crate::{
         Joined, ShardService,
         standbys::{self, StandbyService},
     },
+    joining::Joining,
     memory,
     metrics::{Label, Recorded},
     standby::{
@@ -195,28 +196,27 @@ pub async fn start_recorded(mut settings: Settings, recorded: Recorded) -> anyho
             .with_members(settings.member_names.clone()),
         stopping: drain.stopping(),
     });
+    let joining = Arc::new(Joining::new(identity.clone(), settings.data_dir.clone()));
     let joined = Joined {
         cluster_id: settings.cluster_id,
         identity,
         slot: settings.slot,
         revisions: settings.revisions.name(),
         modes: start::modes(&settings.durability),
-        directory: settings.data_dir.clone(),
         in_memory,
     };
     let store = standbys::Store {
-        identity: joined.identity.clone(),
         name: settings.name.clone(),
         slot: settings.slot,
         etcd_prefix: settings.etcd_prefix.clone(),
         dense: settings.revisions == Revisions::Dense,
         started_as: settings.standby_of.as_ref().map(ToString::to_string),
     };
-    let of_standbys = StandbyService::new(member.clone(), membership.clone(), store);
+    let of_standbys = StandbyService::new(member.clone(), membership.clone(), joining.clone(), store);
     let front = Front::new(
         member.clone(),
         settings.in_cluster,
-        ShardService::new(member.clone(), joined),
+        ShardService::new(member.clone(), joined, joining),
         of_standbys,
     );
     if let (Some(incoming), Some(following)) = (incoming, &membership.following) {

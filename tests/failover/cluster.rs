@@ -114,7 +114,7 @@ impl Drop for Cluster {
 }
 
 /// Pods are kept by fsync, nodes buffered, and events by no disk; all of them are on the store with standbys.
-fn config(default: &str, primary: &str) -> Value {
+pub fn config(default: &str, primary: &str) -> Value {
     let of = |name: &str, durability: &str| {
         json!({
             "metadata": { "name": name }, "resource": name, "serviceGroupId": STORE, "durability": durability,
@@ -155,6 +155,11 @@ impl Cluster {
             self.members.push(Member::new(standby, &self.stop));
         }
         let urls: Vec<_> = self.members[1..].iter().map(|member| member.url.clone()).collect();
+        self.set_standbys(&urls, more).await
+    }
+
+    /// Says that the store is to have standbys at these addresses.
+    pub async fn set_standbys(&self, urls: &[String], more: Value) -> anyhow::Result<()> {
         let mut standby = json!({ "endpoints": urls });
         for (field, value) in more.as_object().into_iter().flatten() {
             standby[field] = value.clone();
@@ -241,7 +246,13 @@ impl Cluster {
     }
 }
 
-async fn shard(dir: &Path, folder: &str, name: &str, slot: u16, more: &[String]) -> anyhow::Result<Shard> {
+pub async fn shard(
+    dir: &Path,
+    folder: &str,
+    name: &str,
+    slot: u16,
+    more: &[String],
+) -> anyhow::Result<Shard> {
     let mut flags = vec![
         format!("--name={name}"),
         format!("--slot={slot}"),
@@ -253,7 +264,7 @@ async fn shard(dir: &Path, folder: &str, name: &str, slot: u16, more: &[String])
     Shard::start(dir, folder, &flags).await
 }
 
-async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyhow::Result<Router> {
+pub async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyhow::Result<Router> {
     let args = vec![
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),

@@ -43,7 +43,7 @@ impl Member {
     }
 
     pub async fn shown(&self) -> anyhow::Result<MemberResponse> {
-        Ok(self.client.standbys.clone().member(MemberRequest {}).await?.into_inner())
+        Ok(self.client.standbys.clone().member(MemberRequest::default()).await?.into_inner())
     }
 
     /// Waits until a whole copy is on the disk of this standby, and returns its id.
@@ -78,7 +78,7 @@ impl Member {
 
     /// From now on this primary waits for these standbys.
     pub async fn count(&self, term: u64, members: &[String]) -> anyhow::Result<()> {
-        let request = CountRequest { term, members: members.to_vec(), recorded: true };
+        let request = CountRequest { term, members: members.to_vec(), recorded: true, meant: None };
         self.client.standbys.clone().count(request).await.context("Count")?;
         Ok(())
     }
@@ -107,7 +107,7 @@ impl Member {
     /// The record names another member as the primary.
     pub async fn supersede(&self, term: u64, primary: &Self) -> anyhow::Result<()> {
         let primary_url = format!("http://{}", primary.shard.address);
-        let request = SupersedeRequest { term, primary_url };
+        let request = SupersedeRequest { term, primary_url, meant: None };
         self.client.standbys.clone().supersede(request).await.context("Supersede")?;
         Ok(())
     }

@@ -12,6 +12,7 @@ mod members;
 mod meta_cluster;
 mod meta_etcd;
 mod meta_traffic;
+mod mistyped;
 mod modes;
 mod paused;
 mod promoted;

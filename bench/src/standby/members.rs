@@ -70,7 +70,7 @@ impl Member {
     }
 
     pub async fn shown(&self) -> anyhow::Result<MemberResponse> {
-        Ok(self.client.clone().member(MemberRequest {}).await?.into_inner())
+        Ok(self.client.clone().member(MemberRequest::default()).await?.into_inner())
     }
 
     fn pid(&self, role: &str) -> impl Iterator<Item = (String, u32)> {
@@ -108,7 +108,7 @@ impl Store {
         if counts {
             let shown = store.primary.shown().await?;
             let members = shown.standbys.into_iter().map(|standby| standby.member).collect();
-            let request = CountRequest { term: TERM, members, recorded: true };
+            let request = CountRequest { term: TERM, members, recorded: true, meant: None };
             store.primary.client.clone().count(request).await.context("Count")?;
         }
         Ok(store)

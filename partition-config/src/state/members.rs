@@ -12,7 +12,7 @@ use crate::{
     ids::{MemberId, StoreName, Term},
     map::StoreIdx,
     model::{StandbyConfig, StoreConfig},
-    validate::{self, FieldError, FieldErrors},
+    validate::{FieldError, FieldErrors},
 };
 
 /// The record of a store's members.
@@ -161,7 +161,7 @@ impl ClusterState {
         let (at, object) = self.known(name)?;
         let mut errors = FieldErrors::default();
         let config = StoreConfig { standby: standby.clone(), ..object.config() };
-        validate::stores(&[config], |_| store_path(name), &mut errors);
+        self.check_store(at, config, &mut errors);
         if standby.is_some() && object.endpoints.is_empty() {
             return Err(refused(
                 format!("{}.standby", store_path(name)),
@@ -194,6 +194,11 @@ mod tests {
     fn state() -> ClusterState {
         let config = "default: a\nstores: [{name: a, slot: 1, endpoints: [\"http://a:1\"], standby: {endpoints: [\"http://b:1\"]}}]\n";
         ClusterState::bootstrap(&parse_config(config).unwrap()).unwrap()
+    }
+
+    fn other(name: &str) -> StoreConfig {
+        let config = format!("default: {name}\nstores: [{{name: {name}}}]\n");
+        parse_config(&config).unwrap().stores.remove(0)
     }
 
     fn promote(member: &str) -> MembersChange {
@@ -243,8 +248,9 @@ mod tests {
 
     #[test]
     fn addresses_of_standbys_are_checked() {
-        let state = state();
-        let name = state.stores[0].name.clone();
+        let other = StoreConfig { endpoints: vec!["http://o:1/".to_owned()], ..other("other") };
+        let (state, at) = state().add_store(other).unwrap();
+        let (name, other) = (state.stores[0].name.clone(), state.stores[usize::from(at.0)].name.clone());
         let standby = |endpoints: &[&str]| {
             let endpoints = endpoints.iter().map(|endpoint| (*endpoint).to_owned()).collect();
             Some(StandbyConfig { endpoints, mode: StandbyMode::Async, on_loss: OnLoss::Wait })
@@ -253,6 +259,10 @@ mod tests {
             (&[][..], "servicegroups/a.standby.endpoints: 0 addresses"),
             (&["http://b:1", "http://c:1", "http://d:1"], "one or two"),
             (&["http://a:1"], "standby.endpoints[0]: \"http://a:1\" is another member's address"),
+            (
+                &["http://c:1", "http://o:1"],
+                "standby.endpoints[1]: \"http://o:1\" is an address of store \"other\"",
+            ),
             (&["not one"], "is not an endpoint"),
         ] {
             let errors = state.set_standby(&name, standby(endpoints)).unwrap_err();
@@ -261,5 +271,10 @@ mod tests {
         let two = state.set_standby(&name, standby(&["http://b:1", "http://c:1"])).unwrap();
         assert_eq!(two.stores[0].standby.as_ref().unwrap().mode, StandbyMode::Async);
         assert_eq!(two.set_standby(&name, None).unwrap().stores[0].standby, None);
+        // What the others may be given is no member of this one either.
+        let errors = two.set_standby(&other, standby(&["http://c:1"])).unwrap_err();
+        assert!(errors[0].to_string().contains("servicegroups/other.standby.endpoints[0]"), "{errors:?}");
+        let errors = two.readdress_store(&other, vec!["http://b:1".to_owned()]).unwrap_err();
+        assert!(errors[0].to_string().contains("is an address of store \"other\""), "{errors:?}");
     }
 }

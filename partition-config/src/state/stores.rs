@@ -237,7 +237,7 @@ impl ClusterState {
         }
         let mut errors = FieldErrors::default();
         let config = StoreConfig { endpoints: endpoints.clone(), ..object.config() };
-        validate::stores(&[config], |_| store_path(name), &mut errors);
+        self.check_store(at, config, &mut errors);
         if errors.is_empty() {
             Ok(self.with_store(at, |store| store.endpoints = endpoints))
         } else {
@@ -400,6 +400,18 @@ impl ClusterState {
             (next.map, next.generation) = (map, generation);
         }
         Ok((next, place))
+    }
+
+    /// Checks what a store is to become, beside all others.
+    pub(super) fn check_store(&self, at: StoreIdx, config: StoreConfig, errors: &mut FieldErrors) {
+        let others = self
+            .stores
+            .iter()
+            .enumerate()
+            .filter(|(other, object)| *other != usize::from(at.0) && object.state != StoreState::Removed);
+        let mut all: Vec<_> = others.map(|(_, object)| object.config()).collect();
+        all.push(config);
+        validate::stores(&all, |at| store_path(&all[at].name), errors);
     }
 
     pub(super) fn known(&self, name: &StoreName) -> Result<(StoreIdx, &StoreObject), Vec<FieldError>> {

@@ -1117,6 +1117,21 @@ pub mod shipment {
         }
     }
 }
+/// Whom a call to a member means (R21). A member of another store refuses the call (FailedPrecondition), says who both are,
+/// and changes nothing. What is empty is not compared: the caller does not know it, or is of an earlier version.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Meant {
+    #[prost(string, tag = "1")]
+    pub store_uuid: ::prost::alloc::string::String,
+    /// The lineage of the caller's cluster. A member that is meant, and has none yet, keeps it.
+    #[prost(string, tag = "2")]
+    pub lineage: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "3")]
+    pub slot: ::core::option::Option<u32>,
+    /// The store's name in the caller's configuration, for texts.
+    #[prost(string, tag = "4")]
+    pub store: ::prost::alloc::string::String,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CountRequest {
     #[prost(uint64, tag = "1")]
@@ -1126,13 +1141,17 @@ pub struct CountRequest {
     /// The record has this term, and this member as the primary: it serves, if it has yielded or was in doubt.
     #[prost(bool, tag = "3")]
     pub recorded: bool,
+    #[prost(message, optional, tag = "4")]
+    pub meant: ::core::option::Option<Meant>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CountResponse {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct YieldRequest {
     #[prost(uint64, tag = "1")]
     pub term: u64,
+    #[prost(message, optional, tag = "2")]
+    pub meant: ::core::option::Option<Meant>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct YieldResponse {}
@@ -1143,6 +1162,8 @@ pub struct PrepareRequest {
     /// The id of the standby that is meant; empty for whoever it is.
     #[prost(string, tag = "2")]
     pub member: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub meant: ::core::option::Option<Meant>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PrepareResponse {
@@ -1150,7 +1171,7 @@ pub struct PrepareResponse {
     #[prost(uint32, tag = "1")]
     pub wait_millis: u32,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PromoteRequest {
     #[prost(uint64, tag = "1")]
     pub term: u64,
@@ -1164,6 +1185,8 @@ pub struct PromoteRequest {
     /// where this member is, and it opens when its clock is at this time, in microseconds since the Unix epoch (R14).
     #[prost(uint64, tag = "4")]
     pub forced_opens_at_micros: u64,
+    #[prost(message, optional, tag = "5")]
+    pub meant: ::core::option::Option<Meant>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PromoteResponse {
@@ -1177,11 +1200,16 @@ pub struct SupersedeRequest {
     /// The URL at which this member then follows the primary.
     #[prost(string, tag = "2")]
     pub primary_url: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub meant: ::core::option::Option<Meant>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SupersedeResponse {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct MemberRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemberRequest {
+    #[prost(message, optional, tag = "1")]
+    pub meant: ::core::option::Option<Meant>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MemberResponse {
     #[prost(string, tag = "1")]
@@ -1224,6 +1252,9 @@ pub struct MemberResponse {
     /// At a primary: the last term in which the record named it as such, by a call that said so.
     #[prost(uint64, tag = "16")]
     pub named_term: u64,
+    /// The lineage that it keeps on disk, empty if none; members of earlier versions do not say it.
+    #[prost(string, optional, tag = "17")]
+    pub lineage: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// Nested message and enum types in `MemberResponse`.
 pub mod member_response {

@@ -70,6 +70,8 @@ pub struct Said {
     pub counted: Vec<MemberId>,
     /// At a primary: those that follow, or followed.
     pub followers: Vec<Follower>,
+    /// Whether it has the cluster's lineage on its disk, by which it refuses the routers of every other cluster (R21).
+    pub bound: bool,
     /// At a standby: a whole copy is on its disk.
     pub whole: bool,
     /// At a standby: it is connected to its primary.
@@ -443,10 +445,11 @@ impl<'a> Of<'a> {
         Decision::step(Step::Count { url, term, members, recorded: true })
     }
 
-    /// Whether a member is known as one of the standbys that the store is to have.
+    /// Whether a member is known as one of the standbys that the store is to have, and can be nobody else's.
     fn is_known(&self, id: &MemberId) -> bool {
         let wanted = |(url, said): &(&str, &Said)| {
             said.id == *id
+                && said.bound
                 && self.config().is_some_and(|config| config.endpoints.iter().any(|known| known == url))
         };
         self.fresh.iter().any(wanted)
@@ -509,6 +512,7 @@ impl<'a> Of<'a> {
             None => format!("{url}: {}", self.why(url)),
             Some(said) if said.role != Role::Standby => format!("{url} is no standby"),
             Some(said) if !said.whole => format!("{url} has no whole copy yet"),
+            Some(said) if !said.bound => format!("{url} has not kept yet which cluster it belongs to"),
             Some(_) => format!("{url} catches up"),
         });
         let alone = if has == 0 { "it is the only copy" } else { "one of its standbys is missing" };

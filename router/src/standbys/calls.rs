@@ -61,46 +61,54 @@ impl Calls {
         }
     }
 
-    /// What the member at an address says of itself.
+    /// What the member at an address says of itself, if it is one of the store that is meant.
     ///
     /// # Errors
     /// Why it says nothing.
-    pub async fn ask(&self, url: &str) -> Result<Said, String> {
-        let ask = async |mut client: StandbysClient<_>| client.member(pb::MemberRequest {}).await;
-        self.call(url, ASK_MAX, ask).await.map(said)
+    pub async fn ask(&self, url: &str, meant: pb::Meant) -> Result<Said, String> {
+        let lineage = meant.lineage.clone();
+        let request = pb::MemberRequest { meant: Some(meant) };
+        let ask = async |mut client: StandbysClient<_>| client.member(request).await;
+        self.call(url, ASK_MAX, ask).await.map(|answer| said(answer, &lineage))
     }
 
-    /// Tells a member what a step says.
+    /// Tells a member of the store that is meant what a step says.
     ///
     /// # Errors
     /// Why it does not do it.
-    pub async fn tell(&self, step: &Step) -> Result<(), String> {
+    pub async fn tell(&self, step: &Step, meant: pb::Meant) -> Result<(), String> {
+        let meant = Some(meant);
         let ids = |members: &[MemberId]| members.iter().map(|id| id.0.clone()).collect();
         match step.clone() {
             Step::Count { url, term, members, recorded } => {
-                let request = pb::CountRequest { term: term.0, members: ids(&members), recorded };
+                let request = pb::CountRequest { term: term.0, members: ids(&members), recorded, meant };
                 let call = async |mut client: StandbysClient<_>| client.count(request).await;
                 self.call(&url, TELL_MAX, call).await.map(drop)
             }
             Step::Yield { url, term } => {
-                let request = pb::YieldRequest { term: term.0 };
+                let request = pb::YieldRequest { term: term.0, meant };
                 let call = async |mut client: StandbysClient<_>| client.r#yield(request).await;
                 self.call(&url, TELL_MAX, call).await.map(drop)
             }
             Step::Prepare { url, term, member } => {
-                let request = pb::PrepareRequest { term: term.0, member: member.0 };
+                let request = pb::PrepareRequest { term: term.0, member: member.0, meant };
                 let call = async |mut client: StandbysClient<_>| client.prepare(request).await;
                 self.call(&url, TELL_MAX, call).await.map(drop)
             }
             Step::Promote { url, term, incarnation_above, yielded, forced } => {
                 let forced_opens_at_micros = forced.unwrap_or_default();
-                let request =
-                    pb::PromoteRequest { term: term.0, incarnation_above, yielded, forced_opens_at_micros };
+                let request = pb::PromoteRequest {
+                    term: term.0,
+                    incarnation_above,
+                    yielded,
+                    forced_opens_at_micros,
+                    meant,
+                };
                 let call = async |mut client: StandbysClient<_>| client.promote(request).await;
                 self.call(&url, PROMOTE_MAX, call).await.map(drop)
             }
             Step::Supersede { url, term, primary } => {
-                let request = pb::SupersedeRequest { term: term.0, primary_url: primary };
+                let request = pb::SupersedeRequest { term: term.0, primary_url: primary, meant };
                 let call = async |mut client: StandbysClient<_>| client.supersede(request).await;
                 self.call(&url, TELL_MAX, call).await.map(drop)
             }
@@ -110,7 +118,8 @@ impl Calls {
     }
 }
 
-fn said(answer: pb::MemberResponse) -> Said {
+/// What a member says, to a router of a cluster with this lineage.
+fn said(answer: pb::MemberResponse, lineage: &str) -> Said {
     let role = match answer.role() {
         member_response::Role::Primary => Role::Primary,
         member_response::Role::Standby => Role::Standby,
@@ -137,6 +146,8 @@ fn said(answer: pb::MemberResponse) -> Said {
         yielded: answer.yielded,
         counted,
         followers: followers.collect(),
+        // Members of earlier versions do not say it.
+        bound: lineage.is_empty() || answer.lineage.is_none_or(|kept| kept == lineage),
         whole: answer.whole,
         connected: answer.connected,
         prepared: answer.prepared.then(|| millis(answer.wait_millis)),

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kindred_partition_config::ids::{Slot, Term};
+use kindred_partition_config::ids::{Lineage, Slot, Term};
 use kindred_proto::shard_v1::{
     self as pb, follow_request, follow_response, member_response, shipment, standbys_server::Standbys,
 };
@@ -22,7 +22,7 @@ use crate::{
     apply_loop::Control,
     etcd::Member,
     etcd_status::KvError,
-    identity::Identity,
+    joining::Joining,
     standby::{
         MemberId, Position,
         follower::NotDone,
@@ -37,7 +37,6 @@ use crate::{
 /// Who the store is, for its standbys.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub identity: Identity,
     pub name: String,
     pub slot: Slot,
     pub etcd_prefix: String,
@@ -53,6 +52,7 @@ type FollowStream = Pin<Box<dyn Stream<Item = Result<pb::FollowResponse, Status>
 pub struct StandbyService {
     member: Member,
     membership: Arc<Membership>,
+    joining: Arc<Joining>,
     store: Arc<Store>,
 }
 
@@ -66,8 +66,28 @@ fn on_disk(error: RoleError) -> Status {
 
 impl StandbyService {
     #[must_use]
-    pub fn new(member: Member, membership: Arc<Membership>, store: Store) -> Self {
-        Self { member, membership, store: Arc::new(store) }
+    pub fn new(member: Member, membership: Arc<Membership>, joining: Arc<Joining>, store: Store) -> Self {
+        Self { member, membership, joining, store: Arc::new(store) }
+    }
+
+    /// Refuses a call that means a member of another store, by a mistyped address or by another cluster's router (R21).
+    /// A slot is one store's in a cluster. The UUID says more only of who may keep the lineage: a member that has lost its
+    /// disk has another one until it follows.
+    async fn is_meant(&self, meant: Option<pb::Meant>) -> Result<(), Status> {
+        // Callers of earlier versions do not say it.
+        let Some(pb::Meant { store_uuid, lineage, slot: meant, store }) = meant else { return Ok(()) };
+        let Store { name, slot, .. } = &*self.store;
+        let uuid = self.joining.identity().await.uuid;
+        if let Some(meant) = meant.filter(|meant| *meant != u32::from(slot.get())) {
+            return Err(precondition(format!(
+                "this is store {name:?} with slot {slot} (UUID {uuid}), and a member of store {store:?} with slot {meant} (UUID \
+                 {store_uuid}) is meant: correct the address"
+            )));
+        }
+        if !lineage.is_empty() {
+            self.joining.admit(Some(Lineage(lineage)), store_uuid == uuid).await?;
+        }
+        Ok(())
     }
 
     async fn control<T, C: Into<Control>>(
@@ -115,12 +135,8 @@ impl StandbyService {
         match act {
             Act::Keep(role) => self.membership.keep(role).await.map_err(on_disk)?,
             Act::KeepIncarnation(incarnation) => {
-                if let Some(directory) = self.membership.directory() {
-                    let identity = Identity { incarnation, ..self.store.identity.clone() };
-                    identity
-                        .write(directory)
-                        .map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
-                }
+                let kept = self.joining.keep_incarnation(incarnation).await;
+                kept.map_err(|error| Status::unavailable(format!("kindred: {error}")))?;
             }
             Act::Count { ids, recorded } => {
                 if let Err(why) = self.control(|answer| Said::Count { ids, recorded, answer }).await? {
@@ -233,11 +249,12 @@ impl Standbys for StandbyService {
             return Err(Status::invalid_argument("kindred: Follow: the first message is not begin"));
         };
         let term = self.check_follower(&begin).await?;
-        let Store { identity, etcd_prefix, .. } = &*self.store;
+        let etcd_prefix = &self.store.etcd_prefix;
+        let identity = self.joining.identity().await;
         let welcome = pb::Welcome {
-            store_uuid: identity.uuid.clone(),
+            store_uuid: identity.uuid,
             cluster_id: identity.cluster_id,
-            lineage: identity.lineage.as_ref().map(|lineage| lineage.0.clone()).unwrap_or_default(),
+            lineage: identity.lineage.map(|lineage| lineage.0).unwrap_or_default(),
             incarnation: self.membership.incarnation(),
             run: self.membership.run,
             term: term.0,
@@ -271,7 +288,8 @@ impl Standbys for StandbyService {
     }
 
     async fn count(&self, request: Request<pb::CountRequest>) -> Result<Response<pb::CountResponse>, Status> {
-        let pb::CountRequest { term, members, recorded } = request.into_inner();
+        let pb::CountRequest { term, members, recorded, meant } = request.into_inner();
+        self.is_meant(meant).await?;
         let members = members.into_iter().map(MemberId).collect();
         let call = Call::Count { term: Term(term), members, recorded };
         self.carry_out(call, |_| Response::new(pb::CountResponse {})).await
@@ -281,7 +299,9 @@ impl Standbys for StandbyService {
         &self,
         request: Request<pb::YieldRequest>,
     ) -> Result<Response<pb::YieldResponse>, Status> {
-        let call = Call::Yield { term: Term(request.into_inner().term) };
+        let pb::YieldRequest { term, meant } = request.into_inner();
+        self.is_meant(meant).await?;
+        let call = Call::Yield { term: Term(term) };
         self.carry_out(call, |_| Response::new(pb::YieldResponse {})).await
     }
 
@@ -289,7 +309,8 @@ impl Standbys for StandbyService {
         &self,
         request: Request<pb::PrepareRequest>,
     ) -> Result<Response<pb::PrepareResponse>, Status> {
-        let pb::PrepareRequest { term, member } = request.into_inner();
+        let pb::PrepareRequest { term, member, meant } = request.into_inner();
+        self.is_meant(meant).await?;
         let member = Some(MemberId(member)).filter(|member| !member.0.is_empty());
         let call = Call::Prepare { term: Term(term), member };
         self.carry_out(call, |_| ()).await?;
@@ -301,8 +322,9 @@ impl Standbys for StandbyService {
         &self,
         request: Request<pb::PromoteRequest>,
     ) -> Result<Response<pb::PromoteResponse>, Status> {
-        let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros } =
+        let pb::PromoteRequest { term, incarnation_above, yielded, forced_opens_at_micros, meant } =
             request.into_inner();
+        self.is_meant(meant).await?;
         let forced_opens_at_micros = Some(forced_opens_at_micros).filter(|micros| *micros > 0);
         let call = Call::Promote { term: Term(term), incarnation_above, yielded, forced_opens_at_micros };
         let answer = move |machine: &MemberMachine| {
@@ -317,7 +339,8 @@ impl Standbys for StandbyService {
         &self,
         request: Request<pb::SupersedeRequest>,
     ) -> Result<Response<pb::SupersedeResponse>, Status> {
-        let pb::SupersedeRequest { term, primary_url } = request.into_inner();
+        let pb::SupersedeRequest { term, primary_url, meant } = request.into_inner();
+        self.is_meant(meant).await?;
         let started_as = self.store.started_as.clone();
         // As it is kept when a standby begins.
         let primary_url = primary_url.parse::<Endpoint>().map_or(primary_url, |primary| primary.to_string());
@@ -327,8 +350,9 @@ impl Standbys for StandbyService {
 
     async fn member(
         &self,
-        _request: Request<pb::MemberRequest>,
+        request: Request<pb::MemberRequest>,
     ) -> Result<Response<pb::MemberResponse>, Status> {
+        self.is_meant(request.into_inner().meant).await?;
         let machine = self.membership.machine.lock().await.clone();
         let role = machine.role().clone();
         let shown = self.control(|answer| Said::Show { answer }).await?;
@@ -365,6 +389,7 @@ impl Standbys for StandbyService {
             primary_url: role.primary.unwrap_or_default(),
             yielded: machine.yielded(),
             named_term: role.named.0,
+            lineage: Some(self.joining.kept_lineage().await.map(|lineage| lineage.0).unwrap_or_default()),
         }))
     }
 }

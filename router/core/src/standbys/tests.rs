@@ -50,6 +50,7 @@ fn primary(name: &str, term: u64, counted: &[&str]) -> Said {
         yielded: false,
         counted: ids(counted),
         followers: Vec::new(),
+        bound: true,
         whole: false,
         connected: false,
         prepared: None,
@@ -160,6 +161,12 @@ fn r19_a_standby_counts_before_the_record_names_it() {
         [],
         "it is not one of the store's"
     );
+    // It would obey the routers of any cluster.
+    let unbound = Said { bound: false, ..b };
+    let looked = decided(&store, &[(A, &said(4, &[], follower("b"))), (B, &unbound)]);
+    assert_eq!(looked.steps, []);
+    let trouble = looked.trouble.unwrap_or_default();
+    assert!(trouble.contains("which cluster"), "{trouble}");
 }
 
 #[test]

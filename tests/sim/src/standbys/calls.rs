@@ -256,6 +256,7 @@ impl Sim {
             yielded: open.machine.yielded(),
             counted,
             followers: followers.collect(),
+            bound: true,
             whole: following.is_some_and(|following| following.whole),
             connected: following.is_some_and(|following| following.connected),
             prepared: following
