@@ -3,9 +3,11 @@
 
 use std::{
     net::{SocketAddr, TcpListener},
+    ops::Range,
     time::{Duration, Instant},
 };
 
+use kindred_transport::random::bits as random;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, info};
@@ -84,7 +86,7 @@ async fn begun(
     };
     // Fix the address now, so that routers know where the store will be.
     let known = told.borrow().listen;
-    let Some(listen) = known.or_else(|| free_port().ok()) else {
+    let Some(listen) = known.or_else(|| free_port().ok()?.local_addr().ok()) else {
         error!("{failed}; no port is free for another try");
         told.send_modify(|first| first.state = State::Failed(failed));
         return;
@@ -112,9 +114,16 @@ async fn until_started(spec: &Spec, stop: &CancellationToken) -> Option<Running>
     }
 }
 
-/// An unused port.
-pub fn free_port() -> std::io::Result<SocketAddr> {
-    TcpListener::bind(("127.0.0.1", 0))?.local_addr()
+/// The ports of stores that are to listen later. They lie below those that the system gives to outgoing connections, which
+/// begin at 32768: a connection could have such a port first, and the store would be away.
+const PORTS: Range<u16> = 20_000..30_000;
+const TRIES: usize = 100;
+
+/// Takes an unused port, for a listener that will come. Whoever wants several keeps them until all are taken.
+pub fn free_port() -> std::io::Result<TcpListener> {
+    let candidate = |_| PORTS.clone().nth(usize::try_from(random() % PORTS.len() as u64).ok()?);
+    let bound = |port| TcpListener::bind(("127.0.0.1", port)).ok();
+    (0..TRIES).filter_map(candidate).find_map(bound).map_or_else(|| TcpListener::bind(("127.0.0.1", 0)), Ok)
 }
 
 impl Begun {
@@ -163,6 +172,8 @@ impl Begun {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn script(text: String) -> Spec {
@@ -196,6 +207,15 @@ mod tests {
         assert_eq!(settled, (([127, 0, 0, 1], 7).into(), None));
         stop.cancel();
         begun.kept.await.unwrap();
+    }
+
+    /// A store in the router's process was away for good when a client's connection had its port before it listened.
+    #[test]
+    fn ports_for_later_are_apart_and_none_of_those_of_connections() {
+        let taken: Vec<_> = (0..20).map(|_| free_port().unwrap()).collect();
+        let ports: BTreeSet<_> = taken.iter().map(|port| port.local_addr().unwrap().port()).collect();
+        assert_eq!(ports.len(), taken.len());
+        assert!(ports.iter().all(|port| PORTS.contains(port)), "{ports:?}");
     }
 
     #[tokio::test]

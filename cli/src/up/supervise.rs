@@ -185,10 +185,12 @@ fn place_shards(
     plan: &Plan,
     tls: Option<&InternalTls>,
 ) -> anyhow::Result<(Vec<(String, SocketAddr)>, Together)> {
-    let (mut stores, mut together) = (Vec::new(), Together::default());
+    let (mut stores, mut together, mut taken) = (Vec::new(), Together::default(), Vec::new());
     for shard in &plan.local {
         private::make(&layout::folders(args, &shard.name).0)?;
-        let listen = free_port().context("a port for a store")?;
+        let port = free_port().context("a port for a store")?;
+        let listen = port.local_addr()?;
+        taken.push(port);
         together.add(args, &plan.prefix, shard, listen, tls)?;
         stores.push((shard.name.clone(), listen));
     }
