@@ -190,6 +190,14 @@ func (q *queue) order() (string, error) {
 	for _, kv := range got.Kvs {
 		stand = append(stand, strings.TrimPrefix(string(kv.Key), q.prefix+"/"))
 	}
+	if q.kind == locks {
+		// A lock gives its place up when its watch fails, as when the keys leave an etcd. Who has it keeps it.
+		q.reorder(stand)
+		leases, names = nil, nil
+		for _, m := range q.members {
+			names, leases = append(names, m.name), append(leases, fmt.Sprintf("%x", m.lease))
+		}
+	}
 	if !slices.Equal(stand, leases) {
 		return "", fmt.Errorf("%s: in the order of their creation there are %v, not %v", q.prefix, stand, leases)
 	}
@@ -206,6 +214,13 @@ func (q *queue) order() (string, error) {
 		}
 	}
 	return fmt.Sprintf("%s: %s", q.prefix, strings.Join(names, " ")), nil
+}
+
+// Puts those that wait behind the first in the order in which the server has them.
+func (q *queue) reorder(stand []string) {
+	slices.SortStableFunc(q.members[1:], func(a, b *member) int {
+		return slices.Index(stand, fmt.Sprintf("%x", a.lease)) - slices.Index(stand, fmt.Sprintf("%x", b.lease))
+	})
 }
 
 // The first member gives up what it has, and waits again behind all others.
