@@ -228,7 +228,7 @@ fn members_apart(stores: &[StoreConfig], path: impl Fn(usize) -> String, errors:
     for (i, store) in stores.iter().enumerate() {
         for (j, other) in stores.iter().enumerate().filter(|(j, _)| *j != i) {
             let served = other.endpoints.iter().map(|endpoint| endpoint.trim_end_matches('/'));
-            // Of two with the same standby, the later one is told.
+            // If two stores name the same standby, the error is at the later store.
             let of_other = standbys(other).filter(|_| j < i).chain(served);
             let used: Vec<&str> = of_other.collect();
             for (at, endpoint) in standbys(store).enumerate().filter(|(_, endpoint)| used.contains(endpoint))

@@ -271,7 +271,7 @@ mod tests {
         let two = state.set_standby(&name, standby(&["http://b:1", "http://c:1"])).unwrap();
         assert_eq!(two.stores[0].standby.as_ref().unwrap().mode, StandbyMode::Async);
         assert_eq!(two.set_standby(&name, None).unwrap().stores[0].standby, None);
-        // What the others may be given is no member of this one either.
+        // Another store gets no address of a member of this one either.
         let errors = two.set_standby(&other, standby(&["http://c:1"])).unwrap_err();
         assert!(errors[0].to_string().contains("servicegroups/other.standby.endpoints[0]"), "{errors:?}");
         let errors = two.readdress_store(&other, vec!["http://b:1".to_owned()]).unwrap_err();
