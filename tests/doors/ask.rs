@@ -51,7 +51,7 @@ pub async fn may(url: &str, who: &Identity, calls: &[(Class, Call)]) -> anyhow::
         let outcome = match call {
             // A browser sends it as it sends a form.
             Call::Grpc(path) if who.page => http(&connector, &endpoint, who, "POST", path).await,
-            Call::Grpc(path) => grpc(&channel, who, path).await,
+            Call::Grpc(path) => grpc(&channel, who, path).await?,
             Call::Http(method, path) => http(&connector, &endpoint, who, method, path).await,
         };
         outcomes.entry(*class).or_default().push((outcome, call));
@@ -70,31 +70,38 @@ pub async fn may(url: &str, who: &Identity, calls: &[(Class, Call)]) -> anyhow::
     Ok(admitted)
 }
 
-async fn grpc(channel: &Channel, who: &Identity, path: &str) -> Outcome {
+/// What became of a call of gRPC.
+///
+/// It is asked again where nothing comes of it: hyper loses a request that it gets while the connection ends on another thread, as
+/// here when a certificate is refused (hyperium/hyper#4122). Servers of kindred have their connections on the thread that asks.
+async fn grpc(channel: &Channel, who: &Identity, path: &str) -> anyhow::Result<Outcome> {
+    for _ in 0..2 {
+        match tokio::time::timeout(LIMIT, code(channel, who, path)).await {
+            Ok(None | Some(Code::PermissionDenied | Code::Unauthenticated)) => return Ok(Outcome::Refused),
+            Ok(Some(Code::Unimplemented)) => return Ok(Outcome::NotThere),
+            Ok(Some(_)) => return Ok(Outcome::Admitted),
+            Err(_) => {}
+        }
+    }
+    anyhow::bail!("{path}, called by {}: no answer within {LIMIT:?}, twice", who.name)
+}
+
+async fn code(channel: &Channel, who: &Identity, path: &str) -> Option<Code> {
     let mut request =
         http::Request::post(path).header("content-type", "application/grpc").header("te", "trailers");
     for (name, value) in &who.headers {
         request = request.header(*name, value);
     }
-    let body = Body::new(Full::new(Bytes::from_static(NONSENSE)));
-    let request = request.body(body).expect("a request");
-    let asked = async {
-        let answer = channel.clone().oneshot(request).await.ok()?;
-        if !answer.status().is_success() {
-            return None;
-        }
-        if let Some(status) = Status::from_header_map(answer.headers()) {
-            return Some(status.code());
-        }
-        let trailers = answer.into_body().collect().await.ok()?.trailers().cloned()?;
-        Status::from_header_map(&trailers).map(|status| status.code())
-    };
-    match tokio::time::timeout(LIMIT, asked).await {
-        Ok(None | Some(Code::PermissionDenied | Code::Unauthenticated)) => Outcome::Refused,
-        Ok(Some(Code::Unimplemented)) => Outcome::NotThere,
-        // A stream that waits for more has begun.
-        Ok(Some(_)) | Err(_) => Outcome::Admitted,
+    let request = request.body(Body::new(Full::new(Bytes::from_static(NONSENSE)))).expect("a request");
+    let answer = channel.clone().oneshot(request).await.ok()?;
+    if !answer.status().is_success() {
+        return None;
     }
+    if let Some(status) = Status::from_header_map(answer.headers()) {
+        return Some(status.code());
+    }
+    let trailers = answer.into_body().collect().await.ok()?.trailers().cloned()?;
+    Status::from_header_map(&trailers).map(|status| status.code())
 }
 
 async fn http(

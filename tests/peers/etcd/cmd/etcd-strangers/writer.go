@@ -166,27 +166,20 @@ func (w *writer) one(ctx context.Context) error {
 	key := fmt.Sprintf("%sobject-%d", w.prefix, w.next%objects)
 	step, value := w.next/objects%4, fmt.Sprintf("%d", w.next)
 	w.next++
-	got, err := w.client.Get(ctx, key)
-	if err != nil {
-		return err
-	}
-	var revision int64
-	if len(got.Kvs) == 1 {
-		revision = got.Kvs[0].ModRevision
-	}
-	if _, is := w.values[key]; is != (revision > 0) {
-		return fmt.Errorf("%s: there are %d of it, written %q", key, len(got.Kvs), w.values[key])
-	}
 	op, what := clientv3.OpPut(key, value), "PUT "+key+" "+value
 	if step == 3 {
 		op, what = clientv3.OpDelete(key), "DELETE "+key+" "
 	}
-	done, err := w.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", revision)).Then(op).Commit()
+	done, at, err := w.compared(ctx, key, op)
+	if err == nil && !done {
+		// Its keys may have gone to another etcd between the read and the compare, where the object has another revision.
+		done, at, err = w.compared(ctx, key, op)
+	}
 	if err != nil {
 		return err
 	}
-	if !done.Succeeded {
-		return fmt.Errorf("%s was at %d, and is not any more", key, revision)
+	if !done {
+		return fmt.Errorf("%s was at %d, and is not any more", key, at)
 	}
 	if step == 3 {
 		delete(w.values, key)
@@ -197,6 +190,26 @@ func (w *writer) one(ctx context.Context) error {
 	defer w.mu.Unlock()
 	w.written = append(w.written, what)
 	return nil
+}
+
+// Reads an object, which must be as it was written, and changes it if it still has the revision that was read.
+func (w *writer) compared(ctx context.Context, key string, op clientv3.Op) (done bool, at int64, err error) {
+	got, err := w.client.Get(ctx, key)
+	if err != nil {
+		return false, 0, err
+	}
+	var has string
+	if len(got.Kvs) == 1 {
+		has, at = string(got.Kvs[0].Value), got.Kvs[0].ModRevision
+	}
+	if written, is := w.values[key]; is != (at > 0) || has != written {
+		return false, at, fmt.Errorf("%s is %q at %d, written was %q", key, has, at, written)
+	}
+	answer, err := w.client.Txn(ctx).If(clientv3.Compare(clientv3.ModRevision(key), "=", at)).Then(op).Commit()
+	if err != nil {
+		return false, at, err
+	}
+	return answer.Succeeded, at, nil
 }
 
 // Follows what is written.
