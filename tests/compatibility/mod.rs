@@ -5,6 +5,7 @@ mod clients;
 pub mod documented;
 mod gateway;
 mod import;
+mod kube_consistency;
 mod kube_storage;
 mod patroni;
 mod plain;

@@ -26,6 +26,8 @@ pub enum PeerSet {
     EtcdTests,
     /// The tests of Kubernetes' apiserver for its storage, a program for each package.
     KubeStorage,
+    /// Clients with the storage of several versions of Kubernetes, the newest first.
+    KubeConsistency,
     /// The tests of CoreDNS' etcd plugin.
     Coredns,
     /// The tests of the etcd-client crate.
@@ -56,6 +58,7 @@ impl PeerSet {
             Self::Kine => "kine",
             Self::EtcdTests => "etcd-tests",
             Self::KubeStorage => "kube-storage",
+            Self::KubeConsistency => "kube-consistency",
             Self::Coredns => "coredns",
             Self::EtcdClient => "etcd-client",
             Self::Python => "python",
