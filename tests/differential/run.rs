@@ -55,7 +55,7 @@ pub struct Run {
 }
 
 impl Run {
-    pub async fn new(addresses: [&str; 2], mode: Mode, right: Place) -> anyhow::Result<Self> {
+    pub async fn new(addresses: [&[String]; 2], mode: Mode, right: Place) -> anyhow::Result<Self> {
         let right_is_etcd = right == Place::ETCD;
         let noise = mode == Mode::Mapped && right_is_etcd;
         let mut sides =
@@ -148,6 +148,7 @@ impl Run {
         let mut answers = [first.context("left")?, second.context("right")?];
         if let (Some(revision), Answer::Compact(_)) = (compacts, &answers[0]) {
             self.history.set_compacted([revision, compacts_right]);
+            right.wait_compacted(compacts_right).await?;
         }
         if matches!(answers[0], Answer::Error { .. }) {
             self.counts.errors += 1;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use kindred_proto::{
     etcdserverpb::{
@@ -145,6 +146,20 @@ impl WatchStream {
             self.take(answer)?;
         }
         Ok(())
+    }
+
+    /// Whether a new watch from this revision is canceled as compacted at once.
+    pub async fn is_refused(client: &Client, start_revision: i64) -> anyhow::Result<bool> {
+        let mut stream = Self::open(client, false);
+        let key = Bytes::from_static(NOISE);
+        let request = WatchCreateRequest { key, start_revision, ..Default::default() };
+        stream.create(Scope::All, &request).await?;
+        let deadline = Instant::now() + PROGRESS_EVERY;
+        while !stream.by_id.is_empty() {
+            let Some(answer) = stream.next(deadline).await? else { return Ok(false) };
+            stream.take(answer)?;
+        }
+        Ok(true)
     }
 
     /// The ids of the live watches.

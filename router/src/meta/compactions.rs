@@ -11,14 +11,20 @@ use super::{COMPACTION, Meta, MetaError};
 use crate::execute::compact::Compactor;
 use crate::ticks::Ticks;
 
-/// How often meta is checked.
+/// How often meta is checked if nothing changes: what failed is tried again.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Runs for ever.
 pub async fn run(compactor: &Compactor, meta: &Meta, ticks: Ticks) {
+    let (mut owns, mut known) = (compactor.compactions(), meta.entries.subscribe());
     let mut settled = 0;
     loop {
-        ticks.sleep(EVERY).await;
+        // Until other routers know of it, they serve watches from below it.
+        tokio::select! {
+            () = ticks.sleep(EVERY) => {}
+            Ok(()) = owns.changed() => {}
+            Ok(()) = known.changed() => {}
+        }
         let recorded = {
             let entries = meta.entries.borrow();
             entries.text(COMPACTION).and_then(|text| text.parse::<i64>().ok()).unwrap_or(0)
