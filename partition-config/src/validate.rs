@@ -103,7 +103,9 @@ pub(crate) struct Input<'c> {
 pub fn validate(config: &KindredConfig) -> Result<Validated, Vec<FieldError>> {
     let mut errors = FieldErrors::default();
     let scheme = KindScheme::new(&config.etcd_prefix);
-    let names = stores(&config.stores, |i| format!("stores[{i}]"), &mut errors);
+    let path = |i: usize| format!("stores[{i}]");
+    let names = stores(&config.stores, path, &mut errors);
+    members_apart(&config.stores, path, &mut errors);
     let default = names.get(&config.default).copied();
     if default.is_none() {
         unknown_store("default".into(), &config.default, &[], &mut errors);
@@ -215,12 +217,15 @@ pub(crate) fn stores(
             standbys(store, standby, &path, errors);
         }
     }
-    members_apart(stores, path, errors);
     names
 }
 
 /// Refuses a member's address that another store uses: the one store would take the other's process for its own (R21).
-fn members_apart(stores: &[StoreConfig], path: impl Fn(usize) -> String, errors: &mut FieldErrors) {
+pub(crate) fn members_apart(
+    stores: &[StoreConfig],
+    path: impl Fn(usize) -> String,
+    errors: &mut FieldErrors,
+) {
     fn standbys(store: &StoreConfig) -> impl Iterator<Item = &str> {
         let standby = store.standby.iter().flat_map(|standby| &standby.endpoints);
         standby.map(|endpoint| endpoint.trim_end_matches('/'))

@@ -1,11 +1,12 @@
-//! Binds this store to a cluster: that of the first router with a lineage whose handshake joins it, also after
+//! Binds this store to a cluster: that of the first router with a lineage whose call means it, also after
 //! restarts. Routers of any other cluster are refused, so that none writes here by another cluster's map. Whatever else of
 //! the identity changes is written here too, or one would write over the other.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kindred_partition_config::ids::Lineage;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 use tonic::Status;
 
 use crate::identity::{Identity, IdentityError};
@@ -14,7 +15,7 @@ use crate::identity::{Identity, IdentityError};
 pub struct Joining {
     /// Where the identity is kept. A store without a directory stays bound only while it runs.
     directory: Option<PathBuf>,
-    kept: Mutex<Kept>,
+    kept: Arc<Mutex<Kept>>,
 }
 
 #[derive(Debug)]
@@ -42,7 +43,7 @@ fn refusal(own: Option<&Lineage>, caller: Option<&Lineage>) -> Option<String> {
 impl Joining {
     #[must_use]
     pub fn new(identity: Identity, directory: Option<PathBuf>) -> Self {
-        Self { directory, kept: Mutex::new(Kept { identity, unwritten: false }) }
+        Self { directory, kept: Arc::new(Mutex::new(Kept { identity, unwritten: false })) }
     }
 
     /// Admits a caller of this lineage, or of none. With `joins`, a store without a lineage takes over the caller's.
@@ -51,7 +52,7 @@ impl Joining {
     /// # Errors
     /// `FailedPrecondition` for a caller of another cluster.
     pub async fn admit(&self, caller: Option<Lineage>, joins: bool) -> Result<Option<Lineage>, Status> {
-        let mut kept = self.kept.lock().await;
+        let mut kept = self.kept.clone().lock_owned().await;
         if let Some(why) = refusal(kept.identity.lineage.as_ref(), caller.as_ref()) {
             return Err(Status::failed_precondition(why));
         }
@@ -64,7 +65,12 @@ impl Joining {
             kept.unwritten = true;
         }
         if kept.unwritten {
-            kept.unwritten = !self.write(&kept.identity).await;
+            let written;
+            (kept, written) = self.write(kept).await;
+            if let Err(error) = written {
+                // A failing disk refuses no caller.
+                tracing::warn!(%error, "the lineage is not kept yet: tried again with the next call");
+            }
         }
         Ok(kept.identity.lineage.clone())
     }
@@ -85,26 +91,34 @@ impl Joining {
     /// # Errors
     /// When the disk refuses.
     pub async fn keep_incarnation(&self, incarnation: u64) -> Result<(), IdentityError> {
-        let mut kept = self.kept.lock().await;
-        let identity = Identity { incarnation, ..kept.identity.clone() };
-        if let Some(directory) = &self.directory {
-            identity.write(directory)?;
+        let mut kept = self.kept.clone().lock_owned().await;
+        let former = std::mem::replace(&mut kept.identity.incarnation, incarnation);
+        let (mut kept, written) = self.write(kept).await;
+        if written.is_err() {
+            kept.identity.incarnation = former;
         }
-        *kept = Kept { identity, unwritten: false };
-        Ok(())
+        written
     }
 
-    /// Returns whether the identity is on disk. A failing disk refuses no caller; the next handshake tries again.
-    async fn write(&self, identity: &Identity) -> bool {
-        let Some(directory) = self.directory.clone() else { return true };
-        let identity = identity.clone();
-        match tokio::task::spawn_blocking(move || identity.write(&directory)).await {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the lineage is not kept yet: tried again with the next handshake");
-                false
-            }
-            Err(_) => false,
+    /// Writes the identity to disk. It comes to its end also when the caller has gone: another write beside it would mix with it.
+    async fn write(
+        &self,
+        mut kept: OwnedMutexGuard<Kept>,
+    ) -> (OwnedMutexGuard<Kept>, Result<(), IdentityError>) {
+        let Some(directory) = self.directory.clone() else {
+            kept.unwritten = false;
+            return (kept, Ok(()));
+        };
+        let writing = tokio::task::spawn_blocking(move || {
+            let written = kept.identity.write(&directory);
+            kept.unwritten = written.is_err();
+            (kept, written)
+        });
+        match writing.await.map_err(tokio::task::JoinError::try_into_panic) {
+            Ok(done) => done,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // The runtime ends, and this task with it.
+            Err(Err(_)) => std::future::pending().await,
         }
     }
 }

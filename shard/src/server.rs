@@ -389,6 +389,14 @@ async fn open_standby(
         "--etcd-prefix: the primary has {:?}",
         welcome.etcd_prefix
     );
+    if let Some(former) = Identity::read(kept.path())?.and_then(|former| former.lineage) {
+        anyhow::ensure!(
+            welcome.lineage.is_empty() || former.0 == welcome.lineage,
+            "--standby-of {primary}: this folder belongs to the cluster of lineage {former}, the primary to that of lineage {}: \
+             correct the address, or give this process an empty --data-dir",
+            welcome.lineage
+        );
+    }
     // Only now, with a copy at hand, what was here before goes.
     let term = Term(welcome.term).max(role.term);
     let started_as = settings.standby_of.as_ref().map(ToString::to_string);

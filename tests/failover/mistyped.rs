@@ -40,15 +40,22 @@ fn f63_a_mistyped_address_harms_no_other_store() {
         let refused = refused.err().context("the address of another store was taken")?;
         ensure!(format!("{refused:#}").contains("is an address of store"), "{refused:#}");
 
-        // No document knows this one.
-        let mut stranger = shard(&dir, "stranger", "other", 9, &[]).await?;
-        cluster.set_standbys(&[format!("http://{}", stranger.address)], json!({})).await?;
-        for router in &cluster.routers {
-            says(router, "this is store \\\"other\\\" with slot 9").await?;
+        // No document knows these. The second has the slot and the name of this store, and belongs to no cluster.
+        let stranger = shard(&dir, "stranger", "other", 9, &[]).await?;
+        let same = ["--name=pods".to_owned(), "--slot=2".to_owned()];
+        let alone = Shard::start(&dir, "alone", &same).await?;
+        for (mut other, what) in [
+            (stranger, "this is store \\\"other\\\" with slot 9"),
+            (alone, "serves and belongs to no cluster"),
+        ] {
+            cluster.set_standbys(&[format!("http://{}", other.address)], json!({})).await?;
+            for router in &cluster.routers {
+                says(router, what).await?;
+            }
+            let shown = member(&other).await?;
+            ensure!(shown.role() == Role::Primary && shown.term == 0, "{shown:?}");
+            ensure!(other.process.is_running()?, "the other store has ended");
         }
-        let shown = member(&stranger).await?;
-        ensure!(shown.role() == Role::Primary && shown.term == 0, "{shown:?}");
-        ensure!(stranger.process.is_running()?, "the other store has ended");
         Ok(())
     });
 }

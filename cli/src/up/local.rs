@@ -129,6 +129,7 @@ impl Local {
 
     /// Starts the standbys that are missing, and writes where they are.
     async fn look_at_standbys(&mut self, client: &MetaClient, state: &ClusterState) -> anyhow::Result<()> {
+        let mut failed = Ok(());
         for (index, store) in state.stores.iter().enumerate() {
             let Some(slot) = store.slot.map(u32::from).filter(|_| store.state != StoreState::Removed) else {
                 continue;
@@ -153,9 +154,13 @@ impl Local {
             let Some(listen) = standby.begun.is_ready_at() else { continue };
             let scheme = if self.tls.is_some() { "https" } else { "http" };
             let urls = [primary, listen].map(|at| format!("{scheme}://{at}"));
-            standby.told = tell_standby(client, &store.name, urls).await?;
+            match tell_standby(client, &store.name, urls).await {
+                Ok(told) => standby.told = told,
+                // The address may be one that a later store had in a former run, which is told next.
+                Err(error) => failed = failed.and(Err(error)),
+            }
         }
-        Ok(())
+        failed
     }
 
     /// The slots of running shards that were removed.
@@ -220,7 +225,7 @@ impl Local {
                 return Ok(());
             };
             let name = state.stores[store.index].name.clone();
-            let next = state.readdress_store(&name, urls.clone()).map_err(|errors| {
+            let next = state.relocate_store(&name, urls.clone()).map_err(|errors| {
                 anyhow::anyhow!(errors.iter().map(ToString::to_string).collect::<String>())
             })?;
             let expect = Expect { key: STATE.to_owned(), mod_revision: stored.mod_revision };

@@ -139,6 +139,7 @@ impl ClusterState {
         all.push(store.clone());
         let paths = |at: usize| store_path(&all[at].name);
         validate::stores(&all, paths, &mut errors);
+        validate::members_apart(&all, paths, &mut errors);
         if let Some(other) = self
             .stores
             .iter()
@@ -228,6 +229,24 @@ impl ClusterState {
     /// # Errors
     /// When there is no such store, or an endpoint is invalid.
     pub fn readdress_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
+        self.readdress(name, endpoints, true)
+    }
+
+    /// The same for a process that says itself where it listens. It may have the address that a standby of another store had in a
+    /// former run, and has in the document until that one says where it is now.
+    ///
+    /// # Errors
+    /// As [`Self::readdress_store`], but for addresses of standbys.
+    pub fn relocate_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
+        self.readdress(name, endpoints, false)
+    }
+
+    fn readdress(
+        &self,
+        name: &StoreName,
+        endpoints: Vec<String>,
+        apart: bool,
+    ) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
         let of_standby = |endpoint: &String| {
             object.standby.as_ref().is_some_and(|standby| standby.endpoints.contains(endpoint))
@@ -237,7 +256,7 @@ impl ClusterState {
         }
         let mut errors = FieldErrors::default();
         let config = StoreConfig { endpoints: endpoints.clone(), ..object.config() };
-        self.check_store(at, config, &mut errors);
+        self.check_beside(at, config, apart, &mut errors);
         if errors.is_empty() {
             Ok(self.with_store(at, |store| store.endpoints = endpoints))
         } else {
@@ -404,6 +423,10 @@ impl ClusterState {
 
     /// Checks what a store is to become, beside all others.
     pub(super) fn check_store(&self, at: StoreIdx, config: StoreConfig, errors: &mut FieldErrors) {
+        self.check_beside(at, config, true, errors);
+    }
+
+    fn check_beside(&self, at: StoreIdx, config: StoreConfig, apart: bool, errors: &mut FieldErrors) {
         let others = self
             .stores
             .iter()
@@ -411,7 +434,11 @@ impl ClusterState {
             .filter(|(other, object)| *other != usize::from(at.0) && object.state != StoreState::Removed);
         let mut all: Vec<_> = others.map(|(_, object)| object.config()).collect();
         all.push(config);
-        validate::stores(&all, |at| store_path(&all[at].name), errors);
+        let path = |at: usize| store_path(&all[at].name);
+        validate::stores(&all, path, errors);
+        if apart {
+            validate::members_apart(&all, path, errors);
+        }
     }
 
     pub(super) fn known(&self, name: &StoreName) -> Result<(StoreIdx, &StoreObject), Vec<FieldError>> {

@@ -258,22 +258,37 @@ impl<'a> Of<'a> {
         let Some(url) = self.store.endpoints.first() else {
             return Decision::waits("the store has no address", false);
         };
-        let serves = |said: &&Said| said.role == Role::Primary && !said.in_doubt;
-        if let Some(said) = self.at(url).filter(serves) {
-            return self.write(Term(0), self.next, MembersChange::Begin(said.id.clone()));
-        }
+        let serves = |said: &Said| said.role == Role::Primary && !said.in_doubt;
         let all = addresses(self.store).iter().all(|url| self.at(url).is_some());
-        let another = self.fresh.iter().any(|(_, said)| said.role == Role::Primary && !said.in_doubt);
+        let another = self.fresh.iter().find(|(at, said)| at != url && serves(said)).map(|(at, _)| *at);
         match self.at(url).filter(|said| said.role == Role::Primary) {
-            // The record is lost, and none of the others was promoted.
-            Some(said) if all && !another => {
+            // It may have lost its disk, while a standby has everything.
+            Some(said) if !said.bound => Decision::waits(
+                format!(
+                    "{url} does not belong to this cluster: its disk fails, or it was started anew without its data. Start it with \
+                     its former folder"
+                ),
+                false,
+            ),
+            // Otherwise the record is lost, and none of the others was promoted.
+            Some(said) if serves(said) || (all && another.is_none()) => {
                 self.write(Term(0), self.next, MembersChange::Begin(said.id.clone()))
             }
             Some(_) => Decision::waits(
                 "there is no record of its members, and its primary has restarted: one of the others may have been promoted",
                 false,
             ),
-            None => Decision::waits(format!("{url} does not serve: {}", self.why(url)), false),
+            None => {
+                let is = self.at(url).map_or_else(|| self.why(url), |_| "it is a standby".to_owned());
+                let name = &self.store.name;
+                let other = another.map(|other| {
+                    format!(
+                        ". The store is served by {other}: take the standbys off (kindred store standby remove {name}), make that its \
+                         endpoint, and add them again"
+                    )
+                });
+                Decision::waits(format!("{url} does not serve: {is}{}", other.unwrap_or_default()), false)
+            }
         }
     }
 

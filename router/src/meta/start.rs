@@ -167,7 +167,7 @@ pub fn addressed(mut state: ClusterState, addresses: &[(StoreName, Vec<String>)]
     for (name, endpoints) in addresses {
         match state.store(name).map(|(_, store)| store.endpoints == *endpoints) {
             Some(true) => {}
-            Some(false) => match state.readdress_store(name, endpoints.clone()) {
+            Some(false) => match state.relocate_store(name, endpoints.clone()) {
                 Ok(next) => state = next,
                 Err(errors) => {
                     for error in errors {

@@ -22,6 +22,7 @@ use crate::{
     apply_loop::Control,
     etcd::Member,
     etcd_status::KvError,
+    identity::Identity,
     joining::Joining,
     standby::{
         MemberId, Position,
@@ -71,17 +72,24 @@ impl StandbyService {
     }
 
     /// Refuses a call that means a member of another store, by a mistyped address or by another cluster's router (R21).
-    /// A slot is one store's in a cluster. The UUID says more only of who may keep the lineage: a member that has lost its
-    /// disk has another one until it follows.
+    /// A slot is one store's in a cluster. The UUID alone refuses only for a store that serves by itself: a member that has lost
+    /// its disk has another one until it follows.
     async fn is_meant(&self, meant: Option<pb::Meant>) -> Result<(), Status> {
         // Callers of earlier versions do not say it.
         let Some(pb::Meant { store_uuid, lineage, slot: meant, store }) = meant else { return Ok(()) };
         let Store { name, slot, .. } = &*self.store;
-        let uuid = self.joining.identity().await.uuid;
+        let Identity { uuid, lineage: own, .. } = self.joining.identity().await;
         if let Some(meant) = meant.filter(|meant| *meant != u32::from(slot.get())) {
             return Err(precondition(format!(
                 "this is store {name:?} with slot {slot} (UUID {uuid}), and a member of store {store:?} with slot {meant} (UUID \
                  {store_uuid}) is meant: correct the address"
+            )));
+        }
+        // A slot without a cluster is anybody's. A member of a cluster that has lost its disk serves nothing (`--in-cluster`).
+        if own.is_none() && self.member.is_serving() && !store_uuid.is_empty() && store_uuid != uuid {
+            return Err(precondition(format!(
+                "this store (UUID {uuid}) serves and belongs to no cluster, and a member of store {store:?} (UUID {store_uuid}) is \
+                 meant: correct the address, or start this process with --standby-of"
             )));
         }
         if !lineage.is_empty() {

@@ -126,6 +126,23 @@ fn the_first_record_names_who_serves() {
     assert_eq!(steps(&store, &all), write(0, 6, begin()));
     let all = [(A, &doubts), (B, &primary("b", 7, &[])), (C, &standby("c", 5))];
     assert_eq!(steps(&store, &all), []);
+    let turned = [(A, &standby("a", 7)), (B, &primary("b", 7, &[]))];
+    let trouble = decided(&store, &turned).trouble.unwrap();
+    assert!(trouble.contains("it is a standby") && trouble.contains("served by http://b:1"), "{trouble}");
+}
+
+/// A primary that had lost its disk got the first record, and the standby that had everything was told to begin anew.
+#[test]
+fn r21_a_process_that_does_not_belong_to_the_cluster_gets_no_record() {
+    let store = store(0, &[], &alone());
+    let anew = Said { bound: false, ..primary("new", 0, &[]) };
+    for doubts in [false, true] {
+        let anew = Said { in_doubt: doubts, ..anew.clone() };
+        let all = [(A, &anew), (B, &standby("b", 5)), (C, &standby("c", 5))];
+        let decision = decided(&store, &all);
+        assert_eq!(decision.steps, []);
+        assert!(decision.trouble.unwrap().contains("former folder"));
+    }
 }
 
 #[test]
