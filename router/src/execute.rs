@@ -118,7 +118,9 @@ impl Deadline {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    fn passed(self) -> Status {
+    /// The error when it has passed: etcd's, which says nothing of what was done.
+    #[must_use]
+    pub fn passed(self) -> Status {
         grpc::status(if self.from_client { EtcdError::DeadlineExceeded } else { EtcdError::Timeout })
     }
 }

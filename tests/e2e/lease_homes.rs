@@ -223,3 +223,22 @@ fn f19_leases_of_moved_keys_expire_and_are_revoked() {
         Ok(())
     });
 }
+
+/// It was acknowledged while a store was away, and a moment later the key was there again, with a lease that had ended.
+#[test]
+fn r12_a_revoke_is_acknowledged_when_the_keys_are_gone_wherever_they_are() {
+    scenario::run("revoked-away", LIMIT, |dir| async move {
+        let (up, _, client) = up(&dir).await?;
+        for round in 0..3 {
+            let (lease, key) = (grant(&client, 0, 600).await?, format!("/registry/minions/n{round}"));
+            put(&client, &key, lease).await?;
+            up.kill_shard("a")?;
+            match revoke(&client, lease).await {
+                Ok(()) => ensure!(!there(&client, &key).await?, "{key} is there behind the answer"),
+                // The shard was not back in time.
+                Err(status) => gone(&client, &[&key]).await.with_context(|| status.to_string())?,
+            }
+        }
+        Ok(())
+    });
+}

@@ -11,6 +11,7 @@ use kindred_proto::{etcdserverpb as pb, shard_v1 as shard};
 use kindred_router_core::lease_fanout::{grant_home, union};
 use kindred_transport::{Drain, ending, grpc};
 use kindred_wire::error::EtcdError;
+use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::auth::{Credentials, Entered, Gate};
@@ -24,6 +25,9 @@ use crate::traffic::trace::Method;
 
 /// How many keepalives of one client stream are under way at a time.
 const KEEPALIVES_AT_ONCE: usize = 64;
+
+/// The pause before a store that could not be reached is told once more that a lease is over.
+const REVOKE_AGAIN: Duration = Duration::from_millis(50);
 
 /// The time limit of a renewal.
 const RENEWAL_MAX: Duration = Duration::from_secs(5);
@@ -110,8 +114,14 @@ impl Lease {
             return Err(grpc::status(EtcdError::LeaseNotFound));
         };
         if home.is_shard() {
-            // If this does not complete, the follower of the home's list of ended leases does.
-            self.leases.finish(lease, &home, &attached).await;
+            // All its keys are gone when this is acknowledged. If it does not complete in time, the follower of the home's list of
+            // ended leases does it.
+            while !self.leases.finish(lease, &home, &attached).await {
+                if deadline.at() <= Instant::now() + REVOKE_AGAIN {
+                    return Err(deadline.passed());
+                }
+                tokio::time::sleep(REVOKE_AGAIN).await;
+            }
         }
         let header = self.identity.typed_header(revision);
         Ok(pb::LeaseRevokeResponse { header })

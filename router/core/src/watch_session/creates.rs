@@ -220,7 +220,10 @@ impl<O: Outside> Session<O> {
         let Some(watch) = self.watches.get(&uid) else { return };
         let fenced = !self.outside.is_shard(store);
         let request = watch.create.for_store(watch.upstream_id(uid), watch.next, fenced);
-        self.send(store, request);
+        if !self.send(store, request) {
+            // Nobody takes requests from its queue while the store is away. A new one begins with all watches as they are.
+            self.open(store, 0);
+        }
     }
 
     /// Opens the store's upstream stream and creates all watches of that store on it.

@@ -127,10 +127,19 @@ impl<O: Outside> Session<O> {
         }
         let members = self.members();
         if !self.periodic.is_empty() && !self.progress.in_round() && self.can_promise(&members) {
-            self.only_periodic = true;
-            let commands = self.progress.begin(&members);
-            self.follow(commands);
+            self.begin_unasked(&members);
         }
+    }
+
+    /// Begins a round that no client has asked for. It answers also a request that a store was to answer: what that store says is
+    /// a part of the round from now on.
+    fn begin_unasked(&mut self, members: &[Origin]) {
+        self.only_periodic = self.requested.is_none();
+        if let Some(request) = &mut self.requested {
+            request.passed_on = None;
+        }
+        let commands = self.progress.begin(members);
+        self.follow(commands);
     }
 
     /// Notes that watches which were given everything stand at or below what was compacted: if their store breaks or
@@ -155,9 +164,7 @@ impl<O: Outside> Session<O> {
         if members.is_empty() || !members.iter().all(raises) {
             self.pass_at = None;
         } else if self.can_promise(&members) {
-            self.only_periodic = true;
-            let commands = self.progress.begin(&members);
-            self.follow(commands);
+            self.begin_unasked(&members);
         } else {
             self.pass_at = Some(self.now + ROUND_AGAIN);
         }

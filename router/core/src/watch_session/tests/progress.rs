@@ -415,6 +415,30 @@ fn r7_a_request_behind_a_question_without_an_answer_gets_a_round() {
     assert_eq!(client.hears(), ["0 @40 progress", "-1 @40 progress"]);
 }
 
+/// The round took the place of the request, which was never answered.
+#[test]
+fn r7_a_round_that_begins_behind_a_request_answers_it() {
+    let notify = Settings::default().notify;
+    for compacted in [false, true] {
+        let mut client = Client::new();
+        client.create(Create { progress_notify: !compacted, ..single("pods/a") });
+        client.says(A, created(1, 20));
+        client.hears();
+        client.pass(notify - Duration::from_millis(1));
+        client.progress();
+        if compacted {
+            client.compacts(40);
+        }
+        client.pass(Duration::from_millis(1));
+        client.says(A, progressed(20));
+        client.answer(45);
+        client.says(A, progressed(45));
+        let heard = client.hears();
+        assert!(heard.contains(&"-1 @45 progress".to_owned()), "{compacted}: {heard:?}");
+        assert_eq!(client.asks(), vec![], "there is nothing left to be answered");
+    }
+}
+
 #[test]
 fn r7_a_request_during_the_round_of_a_notification_gets_an_answer_of_its_own() {
     let mut client = Client::new();

@@ -140,6 +140,18 @@ fn a_cancel_for_which_a_stream_has_no_room_is_answered_by_the_router() {
     assert_eq!(client.hears(), [""; 0], "the store still has it");
 }
 
+/// It was never sent, and all creates behind it waited for its answer.
+#[test]
+fn a_create_for_which_a_stream_has_no_room_begins_a_new_one() {
+    let mut client = three();
+    client.outside().has_room = false;
+    client.create(single("pods/c"));
+    let did = client.did();
+    let opened = did.iter().find(|what| what.starts_with("A: open"));
+    let opened = opened.unwrap_or_else(|| panic!("{did:?}"));
+    assert!(["pods/a", "pods/b", "pods/c"].iter().all(|name| opened.contains(name)), "{opened}");
+}
+
 /// The message of a watch at store A with this event of revision 22, whole or the fragment before another one.
 fn part(uid: i64, fragment: bool, name: &str) -> Bytes {
     let head = WatchHead { watch_id: uid, fragment, ..WatchHead::default() };
