@@ -189,6 +189,7 @@ pub async fn up(dir: &Path) -> anyhow::Result<Place> {
     let document = Admin::at(&up.admin).ask("GET", "/openapi/v3", "").await?.1;
     let of_router_admin = calls::of_router_admin(&serde_json::from_str(&document)?)?;
     let (_, store) = up.stores()?.into_iter().next().context("a store")?;
+    let meta = up.addresses("meta")?.into_iter().next().context("a meta store")?;
     let grpc = || -> anyhow::Result<_> { Ok([calls::methods()?, calls::of_clients()].concat()) };
     let layout = "`kindred up`";
     let door = |port, at: &str, calls| Door {
@@ -202,6 +203,7 @@ pub async fn up(dir: &Path) -> anyhow::Result<Place> {
         door("clients' port of a router", &up.address, grpc()?),
         door("admin port of a router", &up.admin, of_router_admin),
         door("port of a store", &store, grpc()?),
+        door("port of the meta store", &meta, grpc()?),
     ];
     Ok(Place { doors, _processes: vec![Box::new(up)] })
 }
@@ -238,6 +240,7 @@ pub async fn auto_tls(dir: &Path) -> anyhow::Result<Place> {
     let document = Admin::over_tls(&up.admin, settings)?.ask("GET", "/openapi/v3", "").await?.1;
     let of_router_admin = calls::of_router_admin(&serde_json::from_str(&document)?)?;
     let (_, store) = up.stores()?.into_iter().next().context("a store")?;
+    let meta = up.addresses("meta")?.into_iter().next().context("a meta store")?;
     let grpc = || -> anyhow::Result<_> { Ok([calls::methods()?, calls::of_clients()].concat()) };
     let door = |port, at: &str, calls| Door {
         layout: "`kindred up --auto-tls`",
@@ -250,6 +253,7 @@ pub async fn auto_tls(dir: &Path) -> anyhow::Result<Place> {
         door("clients' port of a router", &up.address, grpc()?),
         door("admin port of a router", &up.admin, of_router_admin),
         door("port of a store", &store, grpc()?),
+        door("port of the meta store", &meta, grpc()?),
     ];
     Ok(Place { doors, _processes: vec![Box::new(up)] })
 }

@@ -139,7 +139,8 @@ impl Suite {
                 assumptions.struck.push(KINDS[kind].prefix.to_owned());
             }
             Fault::DurableShard => {
-                let index = rng.random_range(0..system.shards());
+                let used = system.used()?;
+                let index = used[rng.random_range(0..used.len())];
                 assumptions.struck = system.restart_durable_shard(index).await?;
             }
         }

@@ -266,22 +266,29 @@ impl System {
         let (name, shard) = self.shards.get_mut(index).context("no such shard")?;
         shard.process.kill()?;
         shard.process.restart().await?;
+        let name = name.clone();
+        self.kinds_on(&name)
+    }
+
+    /// The indexes of the shards that have a Kind.
+    pub fn used(&self) -> anyhow::Result<Vec<usize>> {
+        let mut used = Vec::new();
+        for (index, (name, _)) in self.shards.iter().enumerate() {
+            if !self.kinds_on(name)?.is_empty() {
+                used.push(index);
+            }
+        }
+        Ok(used)
+    }
+
+    /// The prefixes of the Kinds of which a shard has something.
+    fn kinds_on(&self, name: &str) -> anyhow::Result<Vec<String>> {
         let Some(valid) = &self.valid else { bail!("no configuration says what is on a shard") };
-        let is_there = |prefix: &str| {
+        let is_there = |prefix: &&str| {
             let stores = valid.map.stores_of(&KeyRange::prefix(Key::copy_from(prefix.as_bytes())));
             stores.iter().any(|at| valid.stores[usize::from(at.0)].name.0 == *name)
         };
-        Ok(KINDS
-            .iter()
-            .map(|kind| kind.prefix)
-            .filter(|prefix| is_there(prefix))
-            .map(str::to_owned)
-            .collect())
-    }
-
-    /// The number of shards.
-    pub fn shards(&self) -> usize {
-        self.shards.len()
+        Ok(KINDS.iter().map(|kind| kind.prefix).filter(is_there).map(str::to_owned).collect())
     }
 }
 

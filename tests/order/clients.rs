@@ -1,7 +1,10 @@
 //! The clients: some write and read through all routers in turn, and watches begin behind what they write.
 
 use std::{
-    sync::{Arc, atomic::Ordering::SeqCst},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,7 +30,8 @@ const PREFIX: &str = "/registry/pods/";
 const PREFIX_END: &str = "/registry/pods0";
 /// A write of so many is followed by a watch.
 const WATCHED: usize = 25;
-const WATCHES_MAX: usize = 12;
+/// Before a fault, and from its beginning on.
+const WATCHES_MAX: usize = 6;
 const REQUEST_LIMIT: Duration = Duration::from_secs(20);
 const SEEN_LIMIT: Duration = Duration::from_secs(10);
 const BREATH: Duration = Duration::from_millis(20);
@@ -38,6 +42,7 @@ struct Shared {
     routers: Vec<Client>,
     seen: Seen,
     watches: Mutex<Vec<Arc<Watch>>>,
+    watches_max: AtomicUsize,
     stop_writing: CancellationToken,
     stop_watching: CancellationToken,
 }
@@ -57,6 +62,7 @@ impl Clients {
             routers,
             seen: Seen::default(),
             watches: Mutex::default(),
+            watches_max: AtomicUsize::new(WATCHES_MAX),
             stop_writing: CancellationToken::new(),
             stop_watching: CancellationToken::new(),
         });
@@ -66,6 +72,16 @@ impl Clients {
             writers.spawn(write_and_read(Arc::clone(&shared), number, rng));
         }
         Ok(Self { shared, writers })
+    }
+
+    /// The number of watches so far.
+    pub fn watches(&self) -> u64 {
+        self.shared.watches.lock().len() as u64
+    }
+
+    /// Lets watches begin from now on, however many there are.
+    pub fn may_watch_more(&self) {
+        self.shared.watches_max.store(self.shared.watches.lock().len() + WATCHES_MAX, SeqCst);
     }
 
     /// Lets the clients work so long, and until they have acknowledgements of so many more writes.
@@ -187,7 +203,7 @@ impl Shared {
         let watch =
             Watch { acknowledged: Instant::now(), from: revision + 1, router, events: Mutex::default() };
         let watch = Arc::new(watch);
-        (watches.len() < WATCHES_MAX).then(|| watches.push(Arc::clone(&watch)))?;
+        (watches.len() < self.watches_max.load(SeqCst)).then(|| watches.push(Arc::clone(&watch)))?;
         Some(watch)
     }
 }

@@ -69,14 +69,21 @@ async fn check(dir: &Path, case: Case) -> anyhow::Result<Counts> {
     let servers = case.place.start(dir, wanted).await.with_context(|| name.clone())?;
     let clients = Clients::start(&servers.addresses, seed)?;
     clients.work(Duration::from_secs(seconds), WRITES_MIN).await?;
+    let calm = clients.watches();
     if case.fault != Fault::None {
+        clients.may_watch_more();
         servers.strike(case.fault, PODS.resource, PODS.cuts[0]).await.with_context(|| name.clone())?;
         clients.work(case.fault.takes(), WRITES_MIN).await?;
     }
     let found = clients.finish().await.with_context(|| name.clone())?;
     report(&format!("order {name}: {found}"));
-    ensure!(case.is_known() || found.is_sound(), "{name}: {found}\n{}", found.examples.join("\n"));
-    ensure!(case.fault != Fault::None || found.unknown == 0, "{name}: {found}: requests failed");
+    let sound = if case.is_known() { found.shows_all() } else { found.is_sound() };
+    ensure!(sound, "{name}: {found}\n{}", found.examples.join("\n"));
+    ensure!(case.fault.may_fail() || found.unknown == 0, "{name}: {found}: requests failed");
+    ensure!(
+        case.fault == Fault::None || found.watches > calm,
+        "{name}: {found}: no watch began with the fault"
+    );
     Ok(found)
 }
 

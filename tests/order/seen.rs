@@ -100,7 +100,7 @@ impl Seen {
     /// Judges the watches, of which each has received all that it will.
     pub fn counts(&self, watches: &[Arc<Watch>]) -> Counts {
         let writes = self.writes.lock();
-        let (mut events, mut disordered, mut missing) = (0, 0, 0);
+        let (mut events, mut disordered, mut missing, mut under) = (0, 0, 0, 0);
         for watch in watches {
             let received = watch.events.lock();
             events += received.len() as u64;
@@ -111,7 +111,8 @@ impl Seen {
             let has: BTreeSet<_> = received.iter().map(|(revision, key)| (*revision, key)).collect();
             for write in writes.iter().filter(|write| write.called > watch.acknowledged) {
                 if !has.contains(&(write.revision, &write.key)) {
-                    missing += 1;
+                    let count = if write.revision < watch.from { &mut under } else { &mut missing };
+                    *count += 1;
                     self.example(format!(
                         "a watch from {} through router {} does not show the later write of {:?} at {}",
                         watch.from, watch.router, write.key, write.revision
@@ -129,6 +130,7 @@ impl Seen {
             stale: self.stale.load(SeqCst),
             disordered,
             missing,
+            under,
             examples: self.examples.lock().clone(),
         }
     }
@@ -156,22 +158,31 @@ pub struct Counts {
     pub disordered: u64,
     /// Events that did not come to a watch.
     pub missing: u64,
+    /// The same of writes that were acknowledged later, and below the watch's beginning.
+    pub under: u64,
     pub examples: Vec<String>,
 }
 
 impl Counts {
     pub fn is_sound(&self) -> bool {
-        self.below + self.stale + self.disordered + self.missing == 0
+        self.below + self.stale + self.under == 0 && self.shows_all()
+    }
+
+    /// Whether each watch showed all from its beginning on, and in order.
+    pub fn shows_all(&self) -> bool {
+        self.disordered + self.missing == 0
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { writes, reads, watches, events, unknown, below, stale, disordered, missing, .. } = self;
+        let Self {
+            writes, reads, watches, events, unknown, below, stale, under, disordered, missing, ..
+        } = self;
         write!(
             f,
             "writes={writes} reads={reads} watches={watches} events={events} unknown={unknown} below={below} \
-             stale={stale} disordered={disordered} missing={missing}"
+             stale={stale} under={under} disordered={disordered} missing={missing}"
         )
     }
 }
@@ -193,9 +204,11 @@ mod tests {
         seen.wrote(1, write(later, 9), 10);
         seen.read(1, "a get", 9, seen.shown());
         seen.wrote(0, write(later, 12), 10);
+        seen.wrote(0, write(later, 13), 12);
         let events = Mutex::new(vec![(12, key.clone()), (11, key)]);
         let found = seen.counts(&[Arc::new(Watch { acknowledged, from: 11, router: 0, events })]);
-        assert_eq!((found.below, found.stale, found.disordered, found.missing), (1, 1, 1, 1), "{found:?}");
-        assert!(!found.is_sound());
+        let counts = [found.below, found.stale, found.under, found.disordered, found.missing];
+        assert_eq!(counts, [1, 1, 1, 1, 1], "{found:?}");
+        assert!(!found.is_sound() && !found.shows_all());
     }
 }

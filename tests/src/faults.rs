@@ -36,6 +36,12 @@ impl Fault {
     pub const ALL: [Self; 7] =
         [Self::None, Self::Moves, Self::Split, Self::Shard, Self::Pause, Self::Router, Self::Meta];
 
+    /// Whether requests may fail while it happens. Nobody is to notice a move, or that the meta store is away.
+    #[must_use]
+    pub const fn may_fail(self) -> bool {
+        matches!(self, Self::Shard | Self::Pause | Self::Router)
+    }
+
     /// Whether it can happen there. A Kind that is on several stores would be on another layout after a move.
     #[must_use]
     pub fn fits(self, layout: Layout) -> bool {
