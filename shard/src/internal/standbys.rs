@@ -85,7 +85,7 @@ impl StandbyService {
                  {store_uuid}) is meant: correct the address"
             )));
         }
-        // A slot without a cluster is anybody's. A member of a cluster that has lost its disk serves nothing (`--in-cluster`).
+        // Slots tell stores of one cluster apart. A member of a cluster that has lost its disk serves nothing (`--in-cluster`).
         if own.is_none() && self.member.is_serving() && !store_uuid.is_empty() && store_uuid != uuid {
             return Err(precondition(format!(
                 "this store (UUID {uuid}) serves and belongs to no cluster, and a member of store {store:?} (UUID {store_uuid}) is \
