@@ -75,6 +75,36 @@ fn f18_the_units_of_a_leg_are_switched_in_one_call_a_step() {
     assert!(tails.len() <= polls && tails.iter().all(|together| *together == units), "{tails:?}");
 }
 
+/// The answers to the calls of a step come one by one. What is not confirmed may have been lost by a store that has restarted.
+#[test]
+fn nothing_is_decided_before_all_units_are_confirmed() {
+    let mut bench = Bench::with(every_second_of(3));
+    let (mut held, mut confirmed) = (Vec::new(), false);
+    while held.is_empty() {
+        assert!(bench.now < Duration::from_secs(60), "{:?}", bench.record.phase);
+        for step in bench.machine.poll(bench.now) {
+            if step.name == StepName::Confirm && std::mem::replace(&mut confirmed, true) {
+                held.push(step);
+                continue;
+            }
+            let answer = bench.run(&step);
+            bench.machine.answer(step.ticket, answer, bench.now);
+        }
+        bench.now += TICK;
+    }
+    let decides = |bench: &mut Bench| {
+        let steps = bench.machine.poll(bench.now);
+        steps.iter().any(|step| step.name == StepName::Decide)
+    };
+    assert_eq!(held.len(), 2);
+    assert!(!decides(&mut bench), "only the first of three is confirmed");
+    for step in held {
+        let answer = bench.run(&step);
+        bench.machine.answer(step.ticket, answer, bench.now);
+    }
+    assert!(decides(&mut bench));
+}
+
 /// Adjacent ranges with the same source and target form one unit.
 #[test]
 fn f18_neighbours_of_a_leg_are_one_unit() {
