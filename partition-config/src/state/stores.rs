@@ -236,7 +236,7 @@ impl ClusterState {
     /// former run, and has in the document until that one says where it is now.
     ///
     /// # Errors
-    /// As [`Self::readdress_store`], but for addresses of standbys.
+    /// When there is no such store, or an endpoint is invalid.
     pub fn relocate_store(&self, name: &StoreName, endpoints: Vec<String>) -> Result<Self, Vec<FieldError>> {
         self.readdress(name, endpoints, false)
     }

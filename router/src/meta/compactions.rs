@@ -11,7 +11,7 @@ use super::{COMPACTION, Meta, MetaError};
 use crate::execute::compact::Compactor;
 use crate::ticks::Ticks;
 
-/// How often meta is checked if nothing changes: what failed is tried again.
+/// The time between two checks of meta when nothing changes. A write that failed is tried again then.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Runs for ever.

@@ -167,12 +167,10 @@ impl<O: Outside> Session<O> {
         }
         self.advanced = (advanced, only);
         let Some(store) = only.filter(|_| !sending.is_empty()) else { return };
-        if !self.upstreams.contains_key(&store) {
-            // The new stream begins with all these creates.
-            return self.open(store, 0);
-        }
         for uid in sending {
-            self.send_create(uid, store);
+            if !self.send_create(uid, store) {
+                return;
+            }
         }
     }
 
@@ -216,14 +214,18 @@ impl<O: Outside> Session<O> {
         self.advanced = (0, None);
     }
 
-    pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) {
-        let Some(watch) = self.watches.get(&uid) else { return };
+    /// Creates a watch on the store's stream. If there is no stream, or no room in its queue, which nobody empties while the store is
+    /// away, a new stream begins with all watches as they are. Then this returns false, and the caller sends no more creates to the
+    /// store.
+    pub(super) fn send_create(&mut self, uid: i64, store: StoreIx) -> bool {
+        let Some(watch) = self.watches.get(&uid) else { return true };
         let fenced = !self.outside.is_shard(store);
         let request = watch.create.for_store(watch.upstream_id(uid), watch.next, fenced);
-        if !self.send(store, request) {
-            // Nobody takes requests from its queue while the store is away. A new one begins with all watches as they are.
+        let sent = self.send(store, request);
+        if !sent {
             self.open(store, 0);
         }
+        sent
     }
 
     /// Opens the store's upstream stream and creates all watches of that store on it.

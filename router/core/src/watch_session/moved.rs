@@ -82,12 +82,8 @@ impl<O: Outside> Session<O> {
         }
         let mut opened = BTreeSet::new();
         for (store, uid) in creating {
-            if opened.contains(&store) {
-                // The stream that was just opened already began with this watch.
-            } else if self.upstreams.contains_key(&store) {
-                self.send_create(uid, store);
-            } else {
-                self.open(store, 0);
+            // A stream that was just opened began with this watch.
+            if !opened.contains(&store) && !self.send_create(uid, store) {
                 opened.insert(store);
             }
         }

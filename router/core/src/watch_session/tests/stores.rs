@@ -152,6 +152,20 @@ fn a_create_for_which_a_stream_has_no_room_begins_a_new_one() {
     assert!(["pods/a", "pods/b", "pods/c"].iter().all(|name| opened.contains(name)), "{opened}");
 }
 
+#[test]
+fn creates_that_find_no_room_together_begin_one_stream() {
+    let mut client = three();
+    // The others wait for the answer to the first.
+    ["pods/z", "pods/c", "pods/d"].into_iter().for_each(|name| client.create(single(name)));
+    client.did();
+    client.outside().has_room = false;
+    client.says(B, created(4, 20));
+    let did = client.did();
+    let opened: Vec<_> = did.iter().filter(|what| what.starts_with("A: open")).collect();
+    assert_eq!(opened.len(), 1, "{did:?}");
+    assert!(["pods/c", "pods/d"].iter().all(|name| opened[0].contains(name)), "{did:?}");
+}
+
 /// The message of a watch at store A with this event of revision 22, whole or the fragment before another one.
 fn part(uid: i64, fragment: bool, name: &str) -> Bytes {
     let head = WatchHead { watch_id: uid, fragment, ..WatchHead::default() };
