@@ -27,7 +27,7 @@ const SEED: &str = "KINDRED_NETSIM_SEED";
 const DIR: &str = "KINDRED_NETSIM_DIR";
 const LEVEL: &str = "KINDRED_NETSIM_LOG";
 const SEEDS: u64 = 10;
-const LONG_SEEDS: u64 = 500;
+const LONG_SEEDS: u64 = 200;
 /// On an idle machine the run of a seed takes one or two seconds.
 const RUN_LIMIT: Duration = seconds(300);
 const LOG_FILE: &str = "log.txt";
