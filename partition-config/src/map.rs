@@ -344,6 +344,12 @@ impl PartitionMap {
         self.spread.contains_key(kind)
     }
 
+    /// The stores of a Kind that is on several; none for any other Kind.
+    #[must_use]
+    pub fn stores_of_spread(&self, kind: &KindPrefix) -> &[StoreIdx] {
+        self.spread.get(kind).map_or(&[], Vec::as_slice)
+    }
+
     /// Cannot underflow: the first partition begins at the empty key.
     fn index_of(&self, key: &[u8]) -> usize {
         self.partitions.partition_point(|partition| **partition.start() <= *key) - 1

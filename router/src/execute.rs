@@ -5,6 +5,7 @@ pub mod compact;
 pub mod fan_out;
 pub mod fenced;
 pub mod one;
+pub mod order;
 pub mod raise;
 pub mod routed;
 

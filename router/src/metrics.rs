@@ -60,6 +60,7 @@ const STANDBY_TROUBLE: &str = "kindred_router_store_standby_trouble";
 const FAILOVERS: &str = "kindred_router_failovers_total";
 const UNSOUND: &str = "kindred_router_cluster_state_problems";
 const BYPASSED: &str = "kindred_router_bypassed_writes_total";
+const UNORDERED: &str = "kindred_router_unordered_answers_total";
 const ELSEWHERE: &str = "kindred_router_owners_elsewhere";
 /// etcd's own name.
 const SERVER_VERSION: &str = "etcd_server_version";
@@ -114,6 +115,12 @@ const DEFINITIONS: &[Definition] = &[
         name: BYPASSED,
         unit: Unit::Count,
         help: "Writes of others to a stock etcd, of keys that have moved away from it; they are lost.",
+        kind: Kind::Counter,
+    },
+    Definition {
+        name: UNORDERED,
+        unit: Unit::Count,
+        help: "Answers about a Kind on several stores that did not wait for this one, which was away or could not follow: another router may show less of it.",
         kind: Kind::Counter,
     },
     Definition {
@@ -354,14 +361,15 @@ impl StoreMetrics {
     }
 }
 
-/// What the last look at the members of a store has shown.
-fn observe_members(store: &Store) {
+/// What the last look at the members of a store has shown, and how it answers.
+fn observe_shard(store: &Store) {
     let (members, shown) = (store.members(), store.members().shown());
     let set = |name: &'static str, value: f64| gauge!(name, "store" => store.name().to_owned()).set(value);
     set(STANDBYS, shown.wanted as f64);
     set(IN_SYNC, shown.in_sync as f64);
     set(STANDBY_TROUBLE, f64::from(u8::from(shown.trouble.is_some())));
     counter!(FAILOVERS, "store" => store.name().to_owned()).absolute(members.failovers());
+    counter!(UNORDERED, "store" => store.name().to_owned()).absolute(store.stands().unordered());
 }
 
 /// Counts a write that bypassed the routers.
@@ -461,7 +469,7 @@ impl Observing {
             }
             metrics.clock.set(seconds(stores.clocks().offset(store.index)));
             if store.is_shard() {
-                observe_members(store);
+                observe_shard(store);
             }
         }
         self.own_clock.set(seconds(stores.clocks().own_offset()));

@@ -19,11 +19,16 @@ use kindred_router_core::consistent_read::RevisionScope;
 use kindred_router_core::plan::Placement as _;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::standing::Standing;
 use kindred_router_core::store::StoreIx;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tonic::Status;
 
-use crate::move_buffer::MoveBuffer;
-use crate::move_buffer::longest::Waits;
+use crate::execute::Deadline;
+use crate::execute::order::{ORDER_MAX, Ordered};
+use crate::execute::raise::raise;
+use crate::feeds::place::wire;
+use crate::move_buffer::{MoveBuffer, longest};
 use crate::stores::{Store, Stores};
 use shown::{Showing, Taken};
 
@@ -39,6 +44,8 @@ pub struct Routing {
     taken: Taken,
     /// The highest revisions shown of Kinds that are on several stores.
     shown: ShownRevisions,
+    /// What the stores of such Kinds have promised.
+    standing: Standing,
     /// Limits the requests that wait while their keys move.
     pub(crate) move_buffer: MoveBuffer,
     stores: Stores,
@@ -53,6 +60,7 @@ impl Routing {
             taken: Taken::new(routes.generation()),
             routes: ArcSwap::from_pointee(routes),
             shown: ShownRevisions::new(scope),
+            standing: Standing::default(),
             move_buffer: MoveBuffer::default(),
             stores,
         })
@@ -72,7 +80,7 @@ impl Routing {
 
     /// The writes that wait because their keys move.
     #[must_use]
-    pub fn waiting_writes(&self) -> Waits {
+    pub fn waiting_writes(&self) -> longest::Waits {
         self.move_buffer.waiting_writes()
     }
 
@@ -101,6 +109,7 @@ impl Routing {
     /// Notes that a shard, which is about to be up, began at or below this revision.
     pub(crate) fn store_begun(&self, store: &Store, at: Revision) {
         store.has_begun(at);
+        self.standing.forget(store.index);
         let routes = self.load();
         let has_part = |kind: &KindPrefix| {
             let range = KeyRange::prefix(kind.as_key().clone());
@@ -110,6 +119,25 @@ impl Routing {
             routes.spread_in(&KeyRange::everything()).into_iter().filter(has_part).collect();
         // With an empty list this shows nothing, unless one revision stands for all Kinds.
         self.shown.show(&kinds, at);
+    }
+
+    /// What was shown of the Kinds on several stores that the store has a part of.
+    pub(crate) fn shown_of(&self, store: &Store) -> Vec<(KindPrefix, Revision)> {
+        let routes = self.load();
+        let kinds = routes.spread_in(&KeyRange::everything()).into_iter();
+        let here = kinds.filter(|kind| routes.shards_of_spread(kind).any(|shard| shard == store.index));
+        here.map(|kind| (kind.clone(), self.shown.of(&[kind]))).collect()
+    }
+
+    /// Asks a store again what it has not answered, so that answers wait for it again when it does.
+    pub(crate) fn ask_again(store: &Arc<Store>) {
+        let Some((kind, to)) = store.stands().again() else { return };
+        let store = store.clone();
+        tokio::spawn(async move {
+            let deadline = Deadline::within(2 * ORDER_MAX);
+            let asked = raise(&store, vec![wire(&kind.range())], to, Epoch::NONE, deadline);
+            store.stands().asked_again(tokio::time::timeout(ORDER_MAX, asked).await.is_ok());
+        });
     }
 
     /// The revision that answers of a read of these spread Kinds must have at least; zero for none. By the present map.
@@ -153,6 +181,10 @@ impl Showing for Routing {
         &self.shown
     }
 
+    fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
     fn shards(&self) -> Vec<StoreIx> {
         self.stores.iter().filter(|store| store.is_shard()).map(|store| store.index).collect()
     }
@@ -171,6 +203,32 @@ impl Showing for Routing {
 
     fn shows(&self, store: StoreIx, revision: Revision) {
         self.stores.get(store).shows(revision);
+    }
+}
+
+impl Ordered for Routing {
+    fn stood(&self, store: StoreIx) -> &Notify {
+        self.stores.get(store).stands().stood()
+    }
+
+    fn is_away(&self, store: StoreIx) -> bool {
+        let store = self.stores.get(store);
+        !store.state().is_up() || store.stands().is_silent()
+    }
+
+    async fn raise(&self, store: StoreIx, kind: &KindPrefix, to: Revision) -> Result<Revision, Status> {
+        let store = self.stores.get(store);
+        // Its own deadline is later, so that silence can be told from a refusal.
+        let deadline = Deadline::within(2 * ORDER_MAX);
+        let raised = raise(store, vec![wire(&kind.range())], to, Epoch::NONE, deadline);
+        tokio::time::timeout(ORDER_MAX, raised).await.unwrap_or_else(|_| {
+            store.stands().silent(kind, to);
+            Err(deadline.passed())
+        })
+    }
+
+    fn unordered(&self, store: StoreIx, _: &KindPrefix, _: Revision) {
+        self.stores.get(store).stands().skipped();
     }
 }
 

@@ -16,6 +16,7 @@ pub mod modes;
 pub mod monitor;
 pub mod pool;
 pub mod releases;
+pub mod standing;
 pub mod state;
 pub mod writes;
 
@@ -53,6 +54,7 @@ use members::StoreMembers;
 use modes::ToldCell;
 use pool::{Pool, Pooled};
 use releases::Releases;
+use standing::Stands;
 use state::{Phase, StateCell};
 use writes::Writes;
 
@@ -178,6 +180,7 @@ pub struct Store {
     told: ToldCell,
     fence: FenceCell,
     writes: Writes,
+    stands: Stands,
     /// The highest revision that clients were shown from this store.
     shown: AtomicI64,
     /// A revision at or above the first one of its present incarnation.
@@ -206,6 +209,7 @@ impl Store {
             told: ToldCell::default(),
             fence: FenceCell::default(),
             writes: Writes::default(),
+            stands: Stands::default(),
             shown: AtomicI64::new(0),
             begun: AtomicI64::new(0),
         })
@@ -316,6 +320,12 @@ impl Store {
     #[must_use]
     pub fn writes(&self) -> &Writes {
         &self.writes
+    }
+
+    /// How it answers when it is asked to stand at a revision.
+    #[must_use]
+    pub fn stands(&self) -> &Stands {
+        &self.stands
     }
 
     /// Whether the store was removed from the configuration. It keeps its place in the list.

@@ -57,11 +57,12 @@ impl Fault {
         }
     }
 
-    /// Whether a router may answer below what another has shown, as at [`Place::is_apart`]. A Kind that is split is on several
-    /// stores, too.
+    /// Whether a router may answer below what another has shown (R22): nobody waits for a store that is away, and while a Kind is
+    /// split the store that keys go to is not asked.
     #[must_use]
     pub fn sets_apart(self, place: Place) -> bool {
-        place.is_apart() || (self == Self::Split && place.routers > 1)
+        let away = matches!(self, Self::Shard | Self::Pause) && place.layout.is_spread();
+        place.routers > 1 && (away || self == Self::Split)
     }
 
     /// How much longer clients have to work for it.

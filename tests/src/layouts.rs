@@ -192,13 +192,6 @@ impl Place {
         [Layout::Shard, Layout::Dense].map(|layout| layout.behind(0)).into_iter().chain(routed).collect()
     }
 
-    /// Whether a router may answer below what another has shown: what a Kind on several stores has shown is remembered by
-    /// each router for itself (R8).
-    #[must_use]
-    pub const fn is_apart(self) -> bool {
-        self.layout.is_spread() && self.routers > 1
-    }
-
     /// Starts the servers. Their logs are in `dir`, and their data in folders of it that are removed behind them: the log of
     /// one etcd takes 128 MiB.
     ///

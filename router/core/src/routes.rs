@@ -60,6 +60,15 @@ impl Routes {
         pieces_left(&self.map, range, done)
     }
 
+    /// The shards of a Kind that is on several stores; none for any other Kind.
+    pub fn shards_of_spread(&self, kind: &KindPrefix) -> impl Iterator<Item = StoreIx> {
+        self.map
+            .stores_of_spread(kind)
+            .iter()
+            .map(|store| store_ix(*store))
+            .filter(|store| !self.is_etcd(*store))
+    }
+
     #[must_use]
     pub fn store_name(&self, store: StoreIdx) -> &str {
         self.name(store_ix(store))

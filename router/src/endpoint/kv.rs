@@ -1,7 +1,7 @@
 //! `etcdserverpb.KV` on raw bytes: plan, call, patch the header.
 
 use std::pin::Pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -41,7 +41,7 @@ use crate::execute::fan_out::live::ReadPath;
 use crate::execute::fan_out::shared::{self, SharedReads};
 use crate::execute::one::{Opened, To};
 use crate::execute::routed::{Routed, Waits, route};
-use crate::execute::{Deadline, Effect, refused};
+use crate::execute::{Deadline, Effect, order, refused};
 use crate::identity::{self, Identity};
 use crate::leases::LeaseRouter;
 use crate::routing::Routing;
@@ -232,6 +232,7 @@ impl Kv {
                 let shown = identity::shown_by(&answer);
                 let now = |routes: &Routes| spread_by(parsed, routes);
                 self.with.routing.show_of_store(to.store, &spread, shown, generation, now);
+                order::keep(&*self.with.routing, &spread, to.store.index, shown).await;
                 Ok(Answered { answer, shown: Some(shown) })
             }
         }
@@ -301,22 +302,20 @@ impl Kv {
         let routing = self.with.routing.clone();
         // Only the last message has a header, so a stream that ends without one is incomplete, whatever its status.
         let (good_end, chunks) = ending::produced(chunks);
-        let mut good_end = Some(good_end);
-        let patched = chunks.map(move |chunk| match chunk {
-            Ok(chunk) => Ok(match last_revision(&chunk) {
-                None => chunk,
-                Some(said) => {
-                    good_end.take().into_iter().for_each(ending::GoodEnd::reached);
-                    let revision = revision.map_or(said, Revision);
-                    let now = |routes: &Routes| spread_by(&Parsed::new(Call::RangeStream, &body), routes);
-                    routing.show_of_store(&store, &spread, revision, generation, now);
-                    let mut tail = Vec::new();
-                    let header = ids.patch(revision.get());
-                    RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
-                    append(chunk, &tail)
-                }
-            }),
-            Err(status) => Err(broken(&store, status)),
+        let last =
+            Arc::new(Last { good_end: Mutex::new(Some(good_end)), store, spread, body, generation, routing });
+        let patched = chunks.then(move |chunk| {
+            let last = last.clone();
+            async move {
+                let chunk = chunk.map_err(|status| broken(&last.store, status))?;
+                let Some(said) = last_revision(&chunk) else { return Ok(chunk) };
+                let revision = revision.map_or(said, Revision);
+                last.shows(revision).await;
+                let mut tail = Vec::new();
+                let header = ids.patch(revision.get());
+                RangePatch { header, more: None, count: None }.append_to_stream(&mut tail);
+                Ok(append(chunk, &tail))
+            }
         });
         Ok(Box::pin(patched))
     }
@@ -350,6 +349,33 @@ struct Answered {
 impl From<Rope> for Answered {
     fn from(answer: Rope) -> Self {
         Self { answer, shown: None }
+    }
+}
+
+/// The last message of a stream, which alone has a header.
+struct Last {
+    good_end: Mutex<Option<ending::GoodEnd>>,
+    store: Arc<Store>,
+    spread: Vec<KindPrefix>,
+    body: Bytes,
+    generation: Epoch,
+    routing: Arc<Routing>,
+}
+
+impl Last {
+    async fn shows(&self, revision: Revision) {
+        let now = |routes: &Routes| spread_by(&Parsed::new(Call::RangeStream, &self.body), routes);
+        self.routing.show_of_store(&self.store, &self.spread, revision, self.generation, now);
+        if !self.spread.is_empty() {
+            let (routing, spread, own) = (self.routing.clone(), self.spread.clone(), self.store.index);
+            // In a task of its own: a stream is not polled while its client does not read, and others wait for its questions.
+            let kept = tokio::spawn(async move { order::keep(&*routing, &spread, own, revision).await });
+            if let Err(error) = kept.await {
+                tracing::error!(%error, "the order of a stream's revision was not kept");
+            }
+        }
+        let good_end = self.good_end.lock().unwrap_or_else(PoisonError::into_inner).take();
+        good_end.into_iter().for_each(ending::GoodEnd::reached);
     }
 }
 

@@ -10,6 +10,7 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_router_core::plan::Placement as _;
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::standing::Standing;
 use kindred_router_core::store::StoreIx;
 
 /// How far the present map has been taken over; each field is a generation.
@@ -42,6 +43,8 @@ pub trait Showing {
     fn taken(&self) -> &Taken;
     /// What was shown of spread Kinds.
     fn shown(&self) -> &ShownRevisions;
+    /// What their stores have promised.
+    fn standing(&self) -> &Standing;
     /// All shards.
     fn shards(&self) -> Vec<StoreIx>;
     /// Whether the store is a shard.

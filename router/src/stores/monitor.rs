@@ -18,8 +18,10 @@ use super::identify::{expected, identified, trouble};
 use super::modes::{Incarnation, tell};
 use super::state::{Identity, Phase};
 use super::{Store, StoreSpec};
+use crate::feeds::place::wire;
 use crate::meta::Cluster;
 use crate::meta::take::StateKeeper;
+use crate::routing::Routing;
 
 /// The version of the protocol between this router and shards.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -61,7 +63,11 @@ pub async fn run(keeper: Arc<StateKeeper>, store: Arc<Store>) {
                 && let Some(at) = present(&store).await
             {
                 keeper.routing.store_begun(&store, at);
+                raise_to_shown(&keeper.routing, &store).await;
+                store.stands().heard();
                 begun = Some(incarnation);
+            } else {
+                Routing::ask_again(&store);
             }
         } else {
             begun = None;
@@ -246,6 +252,19 @@ pub(crate) fn hello_of(cluster: &Cluster, cluster_id: u64, store: &Store, spec: 
         lineage: cluster.state().lineage.as_ref().map(ToString::to_string).unwrap_or_default(),
         store_uuid: expected(cluster, store, spec).unwrap_or_default(),
         ..HelloRequest::default()
+    }
+}
+
+/// Raises a store that is back to what was shown of its Kinds on several stores while it was away (R22).
+async fn raise_to_shown(routing: &Routing, store: &Store) {
+    for (kind, shown) in routing.shown_of(store) {
+        let ranges = vec![wire(&kind.range())];
+        let mut shard = store.shard();
+        if answer(store, shard.raise(RaiseRequest { ranges, to: shown.get(), generation: 0 })).await.is_err()
+        {
+            // It refuses, or is away again. Each answer asks it anew.
+            return;
+        }
     }
 }
 

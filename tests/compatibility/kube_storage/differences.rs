@@ -10,10 +10,6 @@ use crate::compatibility::clients::run::Outcome;
 pub struct Difference {
     pub reason: &'static str,
     pub at: &'static [Layout],
-    /// The least number of routers with which the cases differ.
-    pub routers: usize,
-    /// Whether the cases differ each time. Those that do not are a matter of what comes first.
-    pub always: bool,
     /// A package, and its cases. The name of a test stands for all its parts, too.
     pub cases: &'static [(&'static str, &'static [&'static str])],
 }
@@ -21,7 +17,6 @@ pub struct Difference {
 const SHARDS: &[Layout] = &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Together, Layout::Standbys];
 const ROUTERS: &[Layout] =
     &[Layout::Whole, Layout::Ranges, Layout::Ring, Layout::Stock, Layout::Together, Layout::Standbys];
-const SPREAD: &[Layout] = &[Layout::Ranges, Layout::Ring, Layout::Together];
 const STOCK: &[Layout] = &[Layout::Stock];
 const SHARD: &[Layout] = &[Layout::Dense];
 
@@ -29,8 +24,6 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "The case expects revisions to count from 1 and by 1. Those of a router are times.",
         at: SHARDS,
-        routers: 1,
-        always: true,
         cases: &[
             (
                 "etcd3",
@@ -88,8 +81,6 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "The case expects a write of another key to raise the revision of the pods. Each Kind has its own.",
         at: ROUTERS,
-        routers: 1,
-        always: true,
         cases: &[
             (
                 "etcd3",
@@ -121,8 +112,6 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "The case expects a write of another key to raise the revision of the pods. Each Kind has its own.",
         at: STOCK,
-        routers: 1,
-        always: true,
         cases: &[
             ("etcd3", &["TestWatch/ProgressNotify"]),
             (
@@ -151,8 +140,6 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "The case watches from revision 1, which lies below the beginning of every store of a router, and so is compacted.",
         at: SHARDS,
-        routers: 1,
-        always: true,
         cases: &[
             (
                 "etcd3",
@@ -179,8 +166,6 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "A compaction is at a revision of the default store. The case's is one of a stock etcd, which counts writes, and lies long before all times.",
         at: STOCK,
-        routers: 1,
-        always: true,
         cases: &[
             (
                 "etcd3",
@@ -210,30 +195,7 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "A watch that begins at the revision of a compaction gets the former values, too. etcd has dropped them, which the case expects.",
         at: SHARD,
-        routers: 0,
-        always: true,
         cases: &[("etcd3", &["TestWatch/WatchFromZero"])],
-    },
-    Difference {
-        reason: "A fault: behind two routers the key `/registry/pods/` has the revision of one store, which can be below that of a write that the other router has acknowledged. The cache of the cases takes it for the revision of all pods, and serves old lists. Apiservers read `/registry/pods`, for which all stores are asked.",
-        at: SPREAD,
-        routers: 2,
-        always: false,
-        cases: &[("cacher", &["TestLists", "TestNamespaceScopedList"])],
-    },
-    Difference {
-        reason: "A fault: behind two routers an object, or the list of a namespace, on one store can come with a revision below that of a write to another store of the Kind that the other router has acknowledged. An apiserver that wants at least that revision then answers that it is too large. What was read is right.",
-        at: SPREAD,
-        routers: 2,
-        always: false,
-        cases: &[(
-            "etcd3",
-            &[
-                "TestGet/latest_resource_version",
-                "TestWatch/RangeStream=false/WatchSemanticInitialEventsExtended",
-                "TestWatch/RangeStream=true/WatchSemanticInitialEventsExtended",
-            ],
-        )],
     },
 ];
 
@@ -241,7 +203,7 @@ impl Difference {
     /// Whether it is about a case at a place.
     fn has(&self, package: &str, case: &str, place: Place) -> bool {
         let listed = |name: &str| name == case || is_part(case, name);
-        self.at.contains(&place.layout) && place.routers >= self.routers && self.of(package).any(listed)
+        self.at.contains(&place.layout) && self.of(package).any(listed)
     }
 
     fn of(&self, package: &str) -> impl Iterator<Item = &'static str> {
@@ -249,19 +211,9 @@ impl Difference {
     }
 }
 
-/// Whether a case may fail at a place.
+/// Whether a case is to fail at a place.
 pub fn is_known(package: &str, case: &str, place: Place) -> bool {
     DIFFERENCES.iter().any(|difference| difference.has(package, case, place))
-}
-
-/// Whether a case is to fail at a place.
-fn always_differs(package: &str, case: &str, place: Place) -> bool {
-    DIFFERENCES.iter().any(|difference| difference.always && difference.has(package, case, place))
-}
-
-/// Whether a case may fail at a place, and may pass.
-pub fn differs_sometimes(package: &str, case: &str, place: Place) -> bool {
-    is_known(package, case, place) && !always_differs(package, case, place)
 }
 
 /// What is not as this table says, one line for each case.
@@ -276,7 +228,7 @@ pub fn unexpected(results: &Results) -> Vec<String> {
                     Outcome::Failed(said) if !known(case) => {
                         wrong.push(format!("{package} {case} fails at {place}: {said}"));
                     }
-                    Outcome::Passed if always_differs(package, case, *place) => {
+                    Outcome::Passed if known(case) => {
                         wrong.push(format!("{package} {case} does not differ at {place}, as the table says"));
                     }
                     Outcome::Skipped(why) => {
@@ -285,7 +237,7 @@ pub fn unexpected(results: &Results) -> Vec<String> {
                     _ => {}
                 }
             }
-            for difference in DIFFERENCES.iter().filter(|difference| difference.always) {
+            for difference in DIFFERENCES {
                 let here = difference.of(package).filter(|name| difference.has(package, name, *place));
                 let runs = |name: &str| cases.outcomes.keys().any(|case| case == name || is_part(case, name));
                 for name in here.filter(|name| !runs(name)) {

@@ -364,6 +364,8 @@ pub struct Record {
     /// Every freeze of a unit.
     pub freezes: Vec<Freeze>,
     pub moves: u64,
+    /// The Kind and the revision of answers that did not wait for a store that was away (R22).
+    pub unordered: BTreeSet<(usize, Revision)>,
     /// When all is quiet: moves that are not over, in words, and whether a store of theirs has a bad clock.
     pub open_at_end: Vec<(String, bool)>,
     /// When all is quiet: the differences between the map and the owners.

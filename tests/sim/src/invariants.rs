@@ -12,6 +12,7 @@ pub mod r10_lost;
 pub mod r12_leases;
 pub mod r13_one_owner;
 pub mod r1_unique;
+pub mod r22_order;
 pub mod r3_bounded;
 pub mod r4_current;
 pub mod r4_future;
@@ -49,6 +50,7 @@ pub const ALL: &[(&str, Check)] = &[
     ("r7_progress", r7_progress::check),
     ("r8_shown", r8_shown::check),
     ("r8_start", r8_start::check),
+    ("r22_order", r22_order::check),
     ("r9_durable", r9_durable::check),
     ("r10_lost", r10_lost::check),
     ("r12_leases", r12_leases::check),

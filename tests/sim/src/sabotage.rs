@@ -23,6 +23,8 @@ pub enum Sabotage {
     EagerProgress,
     /// Reads have no minimum revision (R8).
     ForgetfulRouter,
+    /// A router shows a revision without waiting for the other stores of the Kind (R22).
+    NoOrder,
     /// A watch without a start begins where its first store stands (R8).
     LooseStart,
     /// A home forgets a lease that is over before the other stores have ended it (R12).

@@ -23,7 +23,7 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::{malformed, undecodable};
-use crate::execute::{Deadline, Effect, by_map, call, of_buckets};
+use crate::execute::{Deadline, Effect, by_map, call, of_buckets, order};
 use crate::not_owned::NotOwned;
 use crate::routing::Routing;
 use crate::stores::Stores;
@@ -94,8 +94,8 @@ pub trait Deleting {
     /// # Errors
     /// When the client does not wait so long.
     fn wait(&mut self, generation: Epoch) -> impl Future<Output = Result<(), Status>>;
-    /// Notes that the client sees this revision.
-    fn show(&self, revision: Revision);
+    /// Notes that the client sees this revision of the last store, and returns when all stores of the Kinds stand there (R22).
+    fn show(&self, last: StoreIx, revision: Revision) -> impl Future<Output = ()>;
 }
 
 /// A `DeleteRange` over several stores.
@@ -110,7 +110,7 @@ pub async fn delete_over(stores: &mut impl Deleting, body: Bytes) -> Result<Byte
     let (mut left, mut generation) = stores.left_of(&range, &done.units);
     // If a store is known to be away, the whole fails before anything is deleted.
     left.iter().try_for_each(|piece| stores.ready(piece.store))?;
-    let mut deleted = Deleted::default();
+    let (mut deleted, mut last) = (Deleted::default(), None);
     while let Some(piece) = left.pop_front() {
         let name = stores.name(piece.store);
         let (key, range_end) = piece.range.to_wire();
@@ -121,6 +121,7 @@ pub async fn delete_over(stores: &mut impl Deleting, body: Bytes) -> Result<Byte
         match stores.delete(piece.store, part, piece.buckets.as_ref(), min_revision, generation).await {
             Ok(answer) => {
                 deleted.add(&answer).map_err(malformed)?;
+                last = Some(piece.store);
                 done.add(&name, piece.units);
             }
             // Nothing was executed yet, so the caller can plan the whole anew.
@@ -134,7 +135,9 @@ pub async fn delete_over(stores: &mut impl Deleting, body: Bytes) -> Result<Byte
             Err(status) => return Err(partly(&done.stores, deleted.count, &name, status)),
         }
     }
-    stores.show(Revision(deleted.revision));
+    if let Some(last) = last {
+        stores.show(last, Revision(deleted.revision)).await;
+    }
     Ok(deleted.answer())
 }
 
@@ -186,8 +189,9 @@ impl Deleting for Calls<'_> {
         self.waiting.wait(generation, &self.body).await
     }
 
-    fn show(&self, revision: Revision) {
+    async fn show(&self, last: StoreIx, revision: Revision) {
         self.routing.show(self.spread, revision);
+        order::keep(self.routing, self.spread, last, revision).await;
     }
 }
 

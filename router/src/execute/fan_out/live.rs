@@ -21,7 +21,7 @@ use super::ask::Source;
 use super::read::{Reading, range_over};
 use super::snapshot::{Raised, Shards};
 use crate::execute::raise::raise_since;
-use crate::execute::{Deadline, Effect, attempt, by_map, over_batches};
+use crate::execute::{Deadline, Effect, attempt, by_map, order, over_batches};
 use crate::routing::Routing;
 use crate::stores::Stores;
 use crate::stores::batch_stream::Op;
@@ -158,7 +158,8 @@ impl Reading for Live {
         self.path.routing.min_revision(spread)
     }
 
-    fn show(&self, spread: &[KindPrefix], revision: Revision) {
-        self.path.routing.show(spread, revision);
+    async fn show(&self, read: &FanOut, revision: Revision) {
+        self.path.routing.show(&read.spread, revision);
+        order::keep_of_read(&*self.path.routing, read, revision).await;
     }
 }

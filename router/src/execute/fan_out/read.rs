@@ -30,8 +30,9 @@ pub trait Reading: Shards {
     fn routes(&self) -> Arc<Routes>;
     /// The revision that answers of a read of these Kinds must have at least; zero for none.
     fn min_revision(&self, spread: &[KindPrefix]) -> Revision;
-    /// Notes that the client sees this revision of these Kinds.
-    fn show(&self, spread: &[KindPrefix], revision: Revision);
+    /// Notes that the client sees this revision, which all stores of the read have promised, and returns when all stores of
+    /// its Kinds stand there (R22).
+    fn show(&self, read: &FanOut, revision: Revision) -> impl Future<Output = ()>;
 }
 
 /// Answers a `Range` over several stores as one message.
@@ -49,7 +50,7 @@ pub async fn range_over<S: Reading>(stores: &S, fan_out: &FanOut, body: Bytes) -
     loop {
         match range(stores, fan_out, &ask, stores.min_revision(&fan_out.spread)).await {
             Ok((answer, revision)) => {
-                stores.show(&fan_out.spread, revision);
+                stores.show(fan_out, revision).await;
                 return Ok(answer);
             }
             // The pin was lost while reading. A Range without a revision must never answer compacted (R5), so it is
@@ -77,7 +78,7 @@ pub async fn current_over<S: Reading>(stores: &S, fan_out: &FanOut) -> Result<Re
     let shown = stores.min_revision(&fan_out.spread);
     let no_data = |_, _| pb::RangeRequest::default();
     let snapshot = snapshot::take(stores, &sources, Mode::Current, shown, no_data).await?;
-    stores.show(&fan_out.spread, snapshot.header);
+    stores.show(fan_out, snapshot.header).await;
     Ok(snapshot.header)
 }
 

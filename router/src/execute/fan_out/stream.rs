@@ -16,7 +16,7 @@ use tonic::Status;
 use super::ask::{Ask, KeyValue};
 use super::live::ReadPath;
 use super::pages::{Sink, merge};
-use super::read::kind_at;
+use super::read::{Reading as _, kind_at};
 use super::{FIRST_ITEMS_STREAMED, end, layout, open, undecodable};
 use crate::execute::{Deadline, is_future};
 
@@ -83,7 +83,7 @@ impl ReadPath {
                 opened => break opened?,
             }
         };
-        self.routing.show(&fan_out.spread, snapshot.header);
+        shards.show(&fan_out, snapshot.header).await;
         let (to, chunks) = mpsc::channel(CHUNKS_MAX);
         let (good_end, chunks) = ending::produced(ReceiverStream::new(chunks));
         let header = self.ids.header(snapshot.header.get());

@@ -12,6 +12,7 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::unit::{Unit, UnitBuckets};
 use kindred_proto::etcdserverpb as pb;
 use kindred_router::execute::fan_out::delete::{Deleting, delete_over};
+use kindred_router::execute::order;
 use kindred_router::execute::routed::{Routed, Waits, route};
 use kindred_router::leases::attach::with_leases;
 use kindred_router::routing::shown::show;
@@ -116,6 +117,7 @@ impl Routed for Writing<'_> {
         let Reply::Applied(answer) = reply else { return Err(Status::unknown("another answer")) };
         let now = |routes: &Routes| routes.spread_of(self.key).into_iter().collect();
         show(router, store, &spread, header(&answer), generation, now);
+        order::keep(router, &spread, store, header(&answer)).await;
         Ok(answer)
     }
 }
@@ -210,8 +212,9 @@ impl Deleting for Calls<'_> {
         self.waiting.wait(generation).await
     }
 
-    fn show(&self, revision: Revision) {
+    async fn show(&self, own: StoreIx, revision: Revision) {
         self.router.shown.show(&self.spread, revision);
+        order::keep(self.router, &self.spread, own, revision).await;
     }
 }
 

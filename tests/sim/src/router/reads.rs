@@ -10,10 +10,11 @@ use kindred_partition_config::kind::KindPrefix;
 use kindred_proto::etcdserverpb as pb;
 use kindred_router::execute::fan_out::read::{Reading, at_future, range_over};
 use kindred_router::execute::fan_out::{PageSizes, Raised, Shards, Source};
+use kindred_router::execute::order;
 use kindred_router::execute::routed::{Routed, Waits, route};
 use kindred_router::routing::shown::show;
 use kindred_router_core::parsed::Parsed;
-use kindred_router_core::plan::{Call, Plan, plan};
+use kindred_router_core::plan::{Call, FanOut, Plan, plan};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::store::StoreIx;
 use kindred_shard::encode::{self, ServerIds};
@@ -163,6 +164,7 @@ impl Reads<'_> {
                 plan(&Parsed::new(Call::Range, &asked), routes).map(Plan::into_spread).unwrap_or_default()
             };
             show(self.router, store, spread, Revision(header.revision), self.generation, now);
+            order::keep(self.router, spread, store, Revision(header.revision)).await;
         }
         answered
     }
@@ -220,8 +222,9 @@ impl Reading for Reads<'_> {
         self.router.at_least(spread)
     }
 
-    fn show(&self, spread: &[KindPrefix], revision: Revision) {
-        self.router.shown.show(spread, revision);
+    async fn show(&self, read: &FanOut, revision: Revision) {
+        self.router.shown.show(&read.spread, revision);
+        order::keep_of_read(self.router, read, revision).await;
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use kindred_partition_config::ids::{Epoch, Revision};
 use kindred_partition_config::kind::KindPrefix;
 use kindred_partition_config::state::ClusterState;
+use kindred_router::execute::order::{ORDER_MAX, Ordered};
 use kindred_router::execute::routed::Waits;
 use kindred_router::meta::client::Entries;
 use kindred_router::meta::take;
@@ -16,14 +17,22 @@ use kindred_router::move_buffer::Patience;
 use kindred_router::routing::shown::{self, Showing, Taken};
 use kindred_router_core::routes::Routes;
 use kindred_router_core::shown::ShownRevisions;
+use kindred_router_core::standing::Standing;
 use kindred_router_core::store::StoreIx;
 use kindred_transport::grpc;
 use kindred_wire::refusal::KindredError;
+use tokio::sync::Notify;
 use tonic::Status;
 
+use super::reads::refused;
 use super::{Router, Session};
+use crate::messages::{Reply, Request};
 use crate::sabotage::Sabotage;
 use crate::world::{Answer, Micros, answer};
+
+/// How long an answer waits for a store.
+#[expect(clippy::cast_possible_truncation, reason = "it is seconds")]
+const ORDER_LIMIT: Micros = ORDER_MAX.as_micros() as Micros;
 
 /// The map and the state in use, and the tasks that wait for newer ones.
 pub struct Known {
@@ -31,6 +40,9 @@ pub struct Known {
     state: RefCell<Arc<ClusterState>>,
     entries: RefCell<Arc<Entries>>,
     taken: Taken,
+    standing: Standing,
+    /// Told when a question to any store has ended.
+    stood: Notify,
     highest_shown: RefCell<BTreeMap<StoreIx, Revision>>,
     /// Tasks that wait for a newer map, or for changes in meta.
     waiting: RefCell<Vec<Answer<()>>>,
@@ -45,6 +57,8 @@ impl Known {
         Self {
             taken: Taken::new(routes.generation()),
             routes: RefCell::new(Arc::new(routes)),
+            standing: Standing::default(),
+            stood: Notify::new(),
             highest_shown: RefCell::default(),
             state: RefCell::new(state),
             entries: RefCell::default(),
@@ -163,6 +177,10 @@ impl Showing for Router {
         &self.shown
     }
 
+    fn standing(&self) -> &Standing {
+        &self.known.standing
+    }
+
     fn shards(&self) -> Vec<StoreIx> {
         self.stores().collect()
     }
@@ -184,6 +202,34 @@ impl Showing for Router {
         let shown = &mut *self.known.highest_shown.borrow_mut();
         let shown = shown.entry(store).or_insert(revision);
         *shown = revision.max(*shown);
+    }
+}
+
+impl Ordered for Router {
+    fn stood(&self, _: StoreIx) -> &Notify {
+        &self.known.stood
+    }
+
+    fn is_away(&self, store: StoreIx) -> bool {
+        // The product asks a store that did not answer anew when its next handshake has gone well.
+        !self.net.is_up(self.at, store) || self.is(Sabotage::NoOrder)
+    }
+
+    async fn raise(&self, store: StoreIx, kind: &KindPrefix, to: Revision) -> Result<Revision, Status> {
+        let request = Request::Raise { ranges: vec![kind.range()], to, generation: Epoch::NONE };
+        let raised = self.net.once(self.at, store, request, ORDER_LIMIT).await;
+        match raised.map_err(refused)? {
+            Reply::Raised { current, .. } => Ok(current),
+            _ => Err(Status::internal("another answer")),
+        }
+    }
+
+    fn unordered(&self, store: StoreIx, kind: &KindPrefix, revision: Revision) {
+        if !self.is(Sabotage::NoOrder) {
+            self.world.note(format_args!("r{} shows {revision} of {kind} without s{}", self.at, store.0));
+            let kind = self.topology.kind_of(kind.as_key());
+            self.history.write().unordered.insert((kind, revision));
+        }
     }
 }
 

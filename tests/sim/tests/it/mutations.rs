@@ -77,6 +77,11 @@ fn r8_a_watch_that_begins_too_early() {
 }
 
 #[test]
+fn r22_a_router_that_asks_no_other_store() {
+    is_noticed(Sabotage::NoOrder, "r22_order");
+}
+
+#[test]
 fn r9_a_kind_that_is_kept_worse_than_it_says() {
     is_noticed(Sabotage::WeakModes, "r9_durable");
 }
