@@ -1,5 +1,5 @@
-//! How high the stores of spread Kinds stand (R22): the revision at or below which a store assigns nothing more of a Kind,
-//! and that every answer about the Kind there covers.
+//! The promises that stores of spread Kinds have given (R22). A store stands at a revision when it assigns nothing of the Kind
+//! at or below it any more, and when each of its answers about the Kind covers it.
 //!
 //! A router shows a revision of a spread Kind when all stores of the Kind stand at or above it. It keeps what they have
 //! promised, and asks only above that: one question at a time for each store and Kind, on behalf of all answers that wait.
@@ -11,7 +11,7 @@ use crate::store::StoreIx;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::kind::KindPrefix;
 
-/// What an answer that shows a revision does about a store.
+/// The next step of an answer that shows a revision, with regard to one store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// The store stands there; nothing.
@@ -31,7 +31,7 @@ struct Stand {
     asking: bool,
     /// The answer to the question under way does not count.
     forgotten: bool,
-    /// How many questions have failed.
+    /// The number of questions that failed.
     failures: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for Stand {
     }
 }
 
-/// What the stores have promised. Requests read and raise it; never locked across an await.
+/// The promises by Kind and store. Requests read and raise them; never locked across an await.
 #[derive(Debug, Default)]
 pub struct Standing {
     kinds: Mutex<HashMap<KindPrefix, BTreeMap<StoreIx, Stand>>>,
@@ -65,7 +65,7 @@ impl Standing {
         stores.filter(|store| !stands(store)).collect()
     }
 
-    /// What an answer that shows the revision does about this store.
+    /// The next step of an answer that shows the revision, with regard to this store.
     pub fn next(&self, kind: &KindPrefix, store: StoreIx, revision: Revision) -> Next {
         self.change(kind, store, |stand| {
             if stand.at >= revision {
@@ -100,7 +100,7 @@ impl Standing {
         });
     }
 
-    /// How many questions to the store about the Kind have failed.
+    /// The number of questions to the store about the Kind that failed.
     #[must_use]
     pub fn failures(&self, kind: &KindPrefix, store: StoreIx) -> u64 {
         self.change(kind, store, |stand| stand.failures)
