@@ -53,7 +53,14 @@ fn long_etcds_tests_of_its_api_find_what_they_find_at_etcd() {
     });
 }
 
-/// Without words all clients run but etcd's tests of its API, which are of the servers more than of a client.
+#[test]
+fn long_etcds_common_tests_find_what_they_find_at_etcd() {
+    scenario::run("clients_common", Duration::from_secs(1200), |dir| async move {
+        compare(&dir, Some(differences::COMMON)).await
+    });
+}
+
+/// Without words all clients run but etcd's tests that are of its servers more than of a client.
 async fn compare(dir: &Path, wanted: Option<&str>) -> anyhow::Result<()> {
     let mut suites = go::suites()?;
     suites.extend(go::coredns()?);
@@ -67,7 +74,7 @@ async fn compare(dir: &Path, wanted: Option<&str>) -> anyhow::Result<()> {
     }
     suites.retain(|suite| match wanted {
         Some(wanted) => wanted.split(',').any(|word| suite.client.contains(word)),
-        None => suite.client != differences::API,
+        None => ![differences::API, differences::COMMON].contains(&suite.client.as_str()),
     });
     ensure!(!suites.is_empty(), "no client here has a name with one of {wanted:?}");
     let mut results = run_all(suites.clone(), dir).await?;

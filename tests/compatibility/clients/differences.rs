@@ -19,6 +19,8 @@ const ROUTER: &[Side] = &[Side::Router];
 
 /// The name of etcd's tests of its API.
 pub const API: &str = "etcd's tests of its API";
+/// The name of those that etcd runs in a process and over processes alike.
+pub const COMMON: &str = "etcd's common tests";
 const CLIENTV3: &str = "etcd's tests of clientv3";
 const ETCD_CLIENT: &str = "etcd-client crate, client";
 const EXAMPLES: &str = "etcd's tests of examples";
@@ -63,6 +65,56 @@ pub const DIFFERENCES: &[Difference] = &[
                     "TestV3AuthWithLeaseRevokeWithRoot",
                 ],
             ),
+            (
+                COMMON,
+                &[
+                    "TestAuthAlarm",
+                    "TestAuthCompact",
+                    "TestAuthDisable",
+                    "TestAuthEnable",
+                    "TestAuthGracefulDisable",
+                    "TestAuthLeaseGrantLeases",
+                    "TestAuthLeaseKeepAlive",
+                    "TestAuthLeaseLeases",
+                    "TestAuthLeaseRevoke",
+                    "TestAuthLeaseTimeToLiveExpired",
+                    "TestAuthMemberList",
+                    "TestAuthPrefixPerm",
+                    "TestAuthRevokeWithDelete",
+                    "TestAuthRoleGet",
+                    "TestAuthRoleList",
+                    "TestAuthRoleRevokeDuringOps",
+                    "TestAuthRoleUpdate",
+                    "TestAuthStatus",
+                    "TestAuthTestInvalidMgmt",
+                    "TestAuthTxn",
+                    "TestAuthUserDeleteDuringOps",
+                    "TestAuthUserGet",
+                    "TestAuthWriteKey",
+                    "TestDefragmentWithInvalidAuth",
+                    "TestDefragmentWithNoAuth",
+                    "TestDefragmentWithRootAuth",
+                    "TestDefragmentWithUserAuth",
+                    "TestHashKVWithInvalidAuth",
+                    "TestHashKVWithNoAuth",
+                    "TestHashKVWithRootAuth",
+                    "TestHashKVWithUserAuth",
+                    "TestRoleAdd_Error",
+                    "TestRoleAdd_Simple",
+                    "TestRoleDelete",
+                    "TestRoleGrantRevokePermission",
+                    "TestRootRole",
+                    "TestStatusWithInvalidAuth",
+                    "TestStatusWithNoAuth",
+                    "TestStatusWithRootAuth",
+                    "TestStatusWithUserAuth",
+                    "TestUserAdd_DuplicateUserNotAllowed",
+                    "TestUserAdd_Simple",
+                    "TestUserChangePassword",
+                    "TestUserDelete",
+                    "TestUserList",
+                ],
+            ),
         ],
     },
     Difference {
@@ -97,6 +149,7 @@ pub const DIFFERENCES: &[Difference] = &[
             ),
             (API, &["TestV3RangeRequest", "TestV3TxnRevision"]),
             ("Python etcd3", &["test_watch_key_with_revision_compacted"]),
+            (COMMON, &["TestCompact", "TestKVGet", "TestKVGetStream"]),
         ],
     },
     Difference {
@@ -116,6 +169,7 @@ pub const DIFFERENCES: &[Difference] = &[
                 ],
             ),
             (API, &["TestV3AuthWatchErrorAndWatchId0", "TestV3LeaseExpire"]),
+            (COMMON, &["TestAuthGracefulDisable", "TestWatch"]),
         ],
     },
     Difference {
@@ -149,7 +203,7 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "Hashes are not kept over a compaction. etcd's members compare those with each other.",
         at: KINDRED,
-        cases: &[(CLIENTV3, &["TestCompactionHash"])],
+        cases: &[(CLIENTV3, &["TestCompactionHash"]), (COMMON, &["TestVerifyHashKVAfterCompactAndDefrag"])],
     },
     Difference {
         reason: "Members have no peer URLs.",
@@ -159,7 +213,7 @@ pub const DIFFERENCES: &[Difference] = &[
     Difference {
         reason: "With the order `NONE` a `RangeStream` is in the order of keys, whatever the target. etcd sorts within each message.",
         at: SHARD,
-        cases: &[(API, &["TestV3RangeRequest"])],
+        cases: &[(API, &["TestV3RangeRequest"]), (COMMON, &["TestKVGetStream"])],
     },
     Difference {
         reason: "A `RangeStream` sends few keys as one message.",

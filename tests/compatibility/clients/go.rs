@@ -6,7 +6,10 @@ use std::{path::PathBuf, process::Command, sync::Arc};
 use anyhow::Context;
 use kindred_tests::peers::{Peer, PeerSet, listed};
 
-use super::run::{Event, Outcome, Suite, parts};
+use super::{
+    differences::{API, COMMON},
+    run::{Event, Outcome, Suite, parts},
+};
 
 /// How many cases a process runs.
 const CASES: usize = 10;
@@ -16,6 +19,7 @@ const NOT_RUN: &[(&str, &[&str])] = &[
     (
         "looks into the server, or sets variables of it",
         &[
+            "TestAuthority",
             "TestCompactHashCheck",
             "TestCompactHashCheckDetectCorruption",
             "TestCompactHashCheckDetectMultipleCorruption",
@@ -40,6 +44,8 @@ const NOT_RUN: &[(&str, &[&str])] = &[
             "ExampleCluster_memberList",
             "ExampleCluster_memberUpdate",
             "TestAddMemberAfterClusterFullRotation",
+            "TestAuthMemberAdd",
+            "TestAuthMemberRemove",
             "TestDecreaseClusterSizeOf3",
             "TestDecreaseClusterSizeOf5",
             "TestIssue2681",
@@ -65,6 +71,7 @@ const NOT_RUN: &[(&str, &[&str])] = &[
             "TestRevisionMonotonicWithLeaderRestarts",
             "TestRevisionMonotonicWithPartitions",
             "TestRevisionMonotonicWithRestarts",
+            "TestStatus",
             "TestV3LeaseCheckpoint",
             "TestV3LeaseFailureOverlap",
             "TestV3StorageQuotaAPI",
@@ -77,6 +84,10 @@ const NOT_RUN: &[(&str, &[&str])] = &[
             "TestMaintenanceSnapshotTimeout",
             "TestWatchResumeAfterDisconnect",
         ],
+    ),
+    (
+        "asks at each revision between two, and those of a router are times",
+        &["TestVerifyHashKVAfterCompact", "TestVerifyHashKVAfterTwoCompactsOnTombstone"],
     ),
     ("makes members of its own", &["TestSnapshotAndRestartMember", "TestSpeedyTerminate"]),
     (
@@ -121,7 +132,8 @@ pub fn suites() -> anyhow::Result<Vec<Suite>> {
             let program = peer.path.clone();
             suites.push(Suite {
                 client: match peer.name.as_str() {
-                    "api" => "etcd's tests of its API".to_owned(),
+                    "api" => API.to_owned(),
+                    "common" => COMMON.to_owned(),
                     package => format!("etcd's tests of {package}"),
                 },
                 version: peer.version.clone(),

@@ -1,6 +1,6 @@
 // A cluster for etcd's integration tests that is a process outside of the tests.
 //
-// tests/peers/clients.sh puts this file into the test framework of etcd, and gives other names to the functions there that
+// build.sh puts this file into the test framework of etcd, and gives other names to the functions there that
 // it replaces. The members of a cluster are names of the one process. A test that needs more than a server at an
 // address is skipped with the reason.
 //
@@ -167,7 +167,9 @@ func options(cfg *ClusterConfig) []string {
 	if tls := cfg.ClientTLS; tls != nil {
 		add("cert-file", tls.CertFile)
 		add("key-file", tls.KeyFile)
-		add("trusted-ca-file", tls.TrustedCAFile)
+		if tls.TrustedCAFile != "" {
+			add("trusted-ca-file", tls.TrustedCAFile)
+		}
 		if tls.ClientCertAuth {
 			add("client-cert-auth", nil)
 		}
