@@ -11,7 +11,7 @@ use std::{
 use kindred_engine::{
     engine::{Engine, FeedId, MonoMillis, OpenRange, PinId, StreamId, WallMicros},
     error::EngineError,
-    ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter},
+    ops::{Op, OpAnswer, RangeAnswer, RangeQuery, RevisionFilter, Txn},
     version::Version,
 };
 use kindred_partition_config::{
@@ -52,7 +52,7 @@ pub use self::replica::Replica;
 use self::{history::History, leases::EndedWatcher, load::Written};
 
 /// A read of up to this many keys is answered in one turn.
-const WHOLE_KEYS: usize = 512;
+pub(crate) const WHOLE_KEYS: usize = 512;
 /// The age beyond which a pin below the floor is dropped (R5).
 const PIN_MAX: Duration = Duration::from_secs(60);
 /// Compactions that may wait; more are refused.
@@ -400,6 +400,20 @@ impl Core {
         Ok(started)
     }
 
+    /// Begins a transaction of reads that are made one by one: returns the revision for all of them, which stays readable
+    /// while `pin` is held.
+    pub fn begin_reads(&mut self, txn: &Txn, hints: ReadHints, pin: PinId) -> Result<Revision, KvError> {
+        self.owns_txn(txn, hints.generation)?;
+        self.applied += 1;
+        let ranges = ranges_of(txn);
+        if let Some(least) = hints.min_revision {
+            self.engine.raise_if_allowed(self.clock.wall(), &ranges, least);
+        }
+        let at = self.engine.current(&ranges);
+        self.engine.hold(self.clock.mono(), at, pin);
+        Ok(at)
+    }
+
     fn start_read(
         &mut self,
         query: &RangeQuery,
@@ -605,9 +619,29 @@ pub fn is_short(query: &RangeQuery) -> bool {
 }
 
 fn is_up_to(query: &RangeQuery, whole_keys: usize) -> bool {
+    keys_of(query) <= whole_keys
+}
+
+/// The most keys that a read visits, whatever there are.
+pub(crate) fn keys_of(query: &RangeQuery) -> usize {
     let natural = query.sort.is_none() && query.filter == RevisionFilter::default();
-    let first = natural && (1..=whole_keys).contains(&query.limit);
-    matches!(query.range, KeyRange::Single(_)) || query.count_only || first
+    if matches!(query.range, KeyRange::Single(_)) || query.count_only {
+        1
+    } else if natural && query.limit > 0 {
+        query.limit
+    } else {
+        usize::MAX
+    }
+}
+
+/// The ranges of a transaction, of both its branches.
+pub(crate) fn ranges_of(txn: &Txn) -> Vec<KeyRange> {
+    let compared = txn.compares.iter().map(|compare| &compare.range);
+    let read = txn.success.iter().chain(&txn.failure).filter_map(|op| match op {
+        Op::Range(query) => Some(&query.range),
+        _ => None,
+    });
+    compared.chain(read).cloned().collect()
 }
 
 /// Whether a request certainly writes nothing.

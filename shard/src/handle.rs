@@ -36,6 +36,8 @@ use crate::{
     standby::shipping::Shipping,
 };
 
+pub(crate) mod read_txn;
+
 /// Ended leases that may wait for a listener. One that is further behind asks again.
 const ENDED_MAX: usize = 1024;
 
@@ -90,6 +92,10 @@ impl Handle {
 
     /// Executes a write or transaction. Its revision is above `min_revision` if the clock may follow to it.
     pub async fn apply(&self, op: Op, hints: ReadHints) -> Result<OpAnswer, KvError> {
+        let op = match op {
+            Op::Txn(txn) if read_txn::is_long(&txn) => return self.read_txn(Arc::from(txn), hints).await,
+            op => op,
+        };
         let (answer, answered) = oneshot::channel();
         self.send(Request::Apply { op, hints, answer: Respond::One(answer) }, answered).await?
     }

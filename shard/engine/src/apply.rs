@@ -14,7 +14,7 @@ use crate::{
     durability::AnswerWaits,
     error::EngineError,
     lease::LeaseTable,
-    ops::{Compare, CompareResult, CompareTarget, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
+    ops::{Compare, Delete, Op, OpAnswer, Put, Txn, TxnAnswer},
     read::{self},
     space::{Scope, Space},
     types::{LATEST, WallMicros},
@@ -267,40 +267,8 @@ fn touch(op: &Op, path: &mut dyn Iterator<Item = &bool>, ranges: &mut Vec<KeyRan
 }
 
 fn holds(space: &Space, compare: &Compare) -> bool {
-    if let KeyRange::Single(key) = &compare.range {
-        return space.get(key).map_or_else(|| holds_for_none(compare), |kv| holds_for(compare, kv));
-    }
-    let found = space.collect(&compare.range, LATEST, 0, &View::Now);
-    if found.is_empty() { holds_for_none(compare) } else { found.iter().all(|kv| holds_for(compare, kv)) }
-}
-
-/// An absent key has no value, not even an empty one; all its numbers are zero.
-fn holds_for_none(compare: &Compare) -> bool {
-    match &compare.target {
-        CompareTarget::Value(_) => false,
-        CompareTarget::Version(n)
-        | CompareTarget::Create(n)
-        | CompareTarget::Mod(n)
-        | CompareTarget::Lease(n) => stands(0.cmp(n), compare.result),
-    }
-}
-
-fn holds_for(compare: &Compare, kv: &Version) -> bool {
-    let order = match &compare.target {
-        CompareTarget::Version(n) => kv.version().cmp(n),
-        CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
-        CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
-        CompareTarget::Value(value) => kv.cmp_value(value),
-        CompareTarget::Lease(n) => kv.lease().cmp(n),
-    };
-    stands(order, compare.result)
-}
-
-fn stands(order: std::cmp::Ordering, wanted: CompareResult) -> bool {
-    match wanted {
-        CompareResult::Equal => order.is_eq(),
-        CompareResult::NotEqual => order.is_ne(),
-        CompareResult::Greater => order.is_gt(),
-        CompareResult::Less => order.is_lt(),
+    match &compare.range {
+        KeyRange::Single(key) => compare.holds_for_all(space.get(key).map_or(&[], std::slice::from_ref)),
+        range => compare.holds_for_all(&space.collect(range, LATEST, 0, &View::Now)),
     }
 }

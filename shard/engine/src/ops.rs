@@ -1,5 +1,7 @@
 //! Requests to the engine and its answers: etcd's KV requests after validation, independent of the wire format.
 
+use std::cmp::Ordering;
+
 use bytes::Bytes;
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
@@ -102,6 +104,35 @@ pub struct Compare {
     pub result: CompareResult,
 }
 
+impl Compare {
+    /// Whether it holds for these keys of the range, which are all that exist if there are none.
+    #[must_use]
+    pub fn holds_for_all(&self, kvs: &[Version]) -> bool {
+        if kvs.is_empty() { self.holds_for_none() } else { kvs.iter().all(|kv| self.holds_for(kv)) }
+    }
+
+    /// An absent key has no value, not even an empty one; all its numbers are zero.
+    fn holds_for_none(&self) -> bool {
+        match &self.target {
+            CompareTarget::Value(_) => false,
+            CompareTarget::Version(n)
+            | CompareTarget::Create(n)
+            | CompareTarget::Mod(n)
+            | CompareTarget::Lease(n) => self.result.allows(0.cmp(n)),
+        }
+    }
+
+    fn holds_for(&self, kv: &Version) -> bool {
+        self.result.allows(match &self.target {
+            CompareTarget::Version(n) => kv.version().cmp(n),
+            CompareTarget::Create(n) => kv.create_revision().get().cmp(n),
+            CompareTarget::Mod(n) => kv.mod_revision().get().cmp(n),
+            CompareTarget::Value(value) => kv.cmp_value(value),
+            CompareTarget::Lease(n) => kv.lease().cmp(n),
+        })
+    }
+}
+
 /// The compared field, with the other side of the comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CompareTarget {
@@ -123,6 +154,17 @@ pub enum CompareResult {
     Greater,
     Less,
     NotEqual,
+}
+
+impl CompareResult {
+    fn allows(self, order: Ordering) -> bool {
+        match self {
+            Self::Equal => order.is_eq(),
+            Self::NotEqual => order.is_ne(),
+            Self::Greater => order.is_gt(),
+            Self::Less => order.is_lt(),
+        }
+    }
 }
 
 /// An atomic group: compares, then one of two lists of operations (etcd's `TxnRequest`).

@@ -13,7 +13,7 @@ use kindred_engine::{
     engine::{EngineStats, FeedId, LeaseView, PinId, StreamId, WallMicros, WatchId, WatchSpec},
     error::EngineError,
     lease::{AdoptedLease, HandedLease},
-    ops::RangeQuery,
+    ops::{RangeQuery, Txn},
     units::{CopyChunk, NotOwned, UnitDigest, UnitError, UnitMove, UnitRecord},
 };
 use kindred_partition_config::{
@@ -256,6 +256,10 @@ calls! {
 
     // ---- long reads, watches and feeds
 
+    /// Begins a transaction of reads.
+    BeginReads { txn: Arc<Txn>, hints: ReadHints, pin: PinId } -> Result<Revision, KvError>, |core| {
+        core.begin_reads(&txn, hints, pin)
+    };
     /// Closes a long read.
     CloseRead { cursor: CursorId } -> (), |core| core.close(cursor);
     /// Opens a client's watch stream.

@@ -19,6 +19,7 @@ use crate::{
     core::is_short,
     etcd::{Member, front::transport_status, request},
     etcd_status::{KvError, status},
+    handle::read_txn,
     read_hints::{ReadHints, checked, pin_id},
     replies::{Answers, Replies, Reply},
 };
@@ -131,6 +132,10 @@ impl Reader {
             let method = Method::from_wire(op.method);
             let reply = Reply::new(&self.replies, op.id, op.request.len(), until, calls_of(method));
             match self.call(method, &op, message) {
+                Ok(BatchedCall::Apply(Op::Txn(txn))) if read_txn::is_long(&txn) => {
+                    let (handle, hints) = (self.member.handle.clone(), hints(&op));
+                    tokio::spawn(async move { reply.send(handle.read_txn(Arc::from(txn), hints).await) });
+                }
                 Ok(call) => ops.push(Batched { call, hints: hints(&op), reply }),
                 Err(refused) => reply.refuse(refused),
             }
