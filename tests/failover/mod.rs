@@ -7,6 +7,7 @@
 mod clients;
 mod cluster;
 mod cuts;
+mod full_disk;
 mod load;
 mod members;
 mod meta_cluster;

@@ -1255,6 +1255,9 @@ pub struct MemberResponse {
     /// The lineage that it keeps on disk, empty if none; members of earlier versions do not say it.
     #[prost(string, optional, tag = "17")]
     pub lineage: ::core::option::Option<::prost::alloc::string::String>,
+    /// At a standby: why it takes nothing over, as its disk takes nothing; empty if it does.
+    #[prost(string, tag = "18")]
+    pub trouble: ::prost::alloc::string::String,
 }
 /// Nested message and enum types in `MemberResponse`.
 pub mod member_response {

@@ -82,6 +82,8 @@ pub struct Said {
     pub silent: Duration,
     /// At a standby: where it looks for its primary.
     pub follows: String,
+    /// At a standby: why it takes nothing over, as its disk takes nothing; empty if it does.
+    pub trouble: String,
 }
 
 /// What a router knows of the member at an address. Times are since some beginning.
@@ -497,6 +499,8 @@ impl<'a> Of<'a> {
                 && match said.role {
                     Role::Primary => true,
                     // It follows nobody in an earlier term than its own. A former primary may still send to it.
+                    // What it has is worth keeping until its disk is well.
+                    Role::Standby if !said.trouble.is_empty() => false,
                     Role::Standby => {
                         let lost = said.silent >= ASTRAY || needs_after(said, primary.term);
                         !follows && (said.follows != url || (!said.connected && lost))
@@ -526,6 +530,7 @@ impl<'a> Of<'a> {
         let why = of.map(|url| match self.at(url) {
             None => format!("{url}: {}", self.why(url)),
             Some(said) if said.role != Role::Standby => format!("{url} is no standby"),
+            Some(Said { trouble, .. }) if !trouble.is_empty() => format!("{url} {trouble}"),
             Some(said) if !said.whole => format!("{url} has no whole copy yet"),
             Some(said) if !said.bound => format!("{url} has not kept yet which cluster it belongs to"),
             Some(_) => format!("{url} catches up"),

@@ -153,5 +153,6 @@ fn said(answer: pb::MemberResponse, lineage: &str) -> Said {
         prepared: answer.prepared.then(|| millis(answer.wait_millis)),
         silent: millis(answer.silent_millis),
         follows: answer.primary_url,
+        trouble: answer.trouble,
     }
 }

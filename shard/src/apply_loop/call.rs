@@ -220,6 +220,8 @@ calls! {
     };
     /// Whether checkpoint and logs have everything that the engine has.
     IsCovered {} -> bool, |core| core.disk.covered;
+    /// Why the logs take nothing more, if they do not.
+    Stalls {} -> Option<String>, |core| core.stalls();
 
     // ---- maintenance
 

@@ -127,6 +127,19 @@ impl Core {
         }
     }
 
+    /// Why the logs take nothing more, if one of them does not. Those of a standby are given whatever comes, so it is the
+    /// standby that stops then.
+    #[must_use]
+    pub fn stalls(&self) -> Option<String> {
+        if self.disk.is_failing() {
+            Some(self.trouble())
+        } else if [self.disk.fsync, self.disk.buffered].contains(&LogState::Full) {
+            Some("its disk is too slow: too much waits for it".to_owned())
+        } else {
+            None
+        }
+    }
+
     /// The requests that a shard that serves refuses at present, for its operators; `None` when it refuses none.
     #[must_use]
     pub fn refuses(&self) -> Option<&'static str> {

@@ -6,6 +6,10 @@ use kindred_partition_config::ids::Term;
 
 use super::{Position, WAIT};
 
+/// How long the disk of a standby may take nothing before nothing is received any more. What is received waits in memory
+/// until the disk has it.
+pub const STALLS_MAX: Duration = Duration::from_secs(2);
+
 /// A standby.
 #[derive(Debug)]
 pub struct Follower {
@@ -132,6 +136,28 @@ impl Follower {
     }
 }
 
+/// Whether the disk of a standby takes what is received.
+#[derive(Debug, Default)]
+pub struct Taking {
+    /// Since when it takes nothing, and why.
+    stalls: Option<(Duration, String)>,
+}
+
+impl Taking {
+    /// Notes why the disk takes nothing, or that it does.
+    pub fn note(&mut self, stalls: Option<String>, now: Duration) {
+        let since = self.stalls.as_ref().map_or(now, |(since, _)| *since);
+        self.stalls = stalls.map(|why| (since, why));
+    }
+
+    /// Why nothing is received any more: the disk has taken nothing for [`STALLS_MAX`].
+    #[must_use]
+    pub fn stalls(&self, now: Duration) -> Option<&str> {
+        let stalled = self.stalls.as_ref().filter(|(since, _)| now.saturating_sub(*since) >= STALLS_MAX);
+        stalled.map(|(_, why)| why.as_str())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{super::MemberId, super::primary::Primary, *};
@@ -155,6 +181,17 @@ mod tests {
         standby.follow(Term(5), Position(0)).expect("a later primary");
         assert_eq!(standby.received(Term(5), Position(1), 1_700 * MS), Ok(Position(1)));
         assert!(standby.prepare(Term(5)).is_err(), "the term is that primary's");
+    }
+
+    #[test]
+    fn f73_a_disk_that_takes_nothing_for_long_enough_stalls() {
+        let (mut disk, why) = (Taking::default(), Some("it is full".to_owned()));
+        disk.note(why.clone(), 100 * MS);
+        disk.note(why.clone(), 2_000 * MS);
+        assert_eq!((disk.stalls(2_099 * MS), disk.stalls(2_100 * MS)), (None, Some("it is full")));
+        disk.note(None, 2_200 * MS);
+        disk.note(why, 2_300 * MS);
+        assert_eq!(disk.stalls(2_400 * MS), None, "it has taken something since");
     }
 
     #[test]

@@ -24,6 +24,8 @@ const WAITING_MAX: usize = 4096;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// How often a new standby looks whether its copy is on disk.
 const LOOK: Duration = Duration::from_millis(100);
+/// How often it looks whether its disk takes what comes.
+const LOOK_AT_DISK: Duration = Duration::from_millis(500);
 /// How long messages come together before the loop takes them over and logs them in one turn. Nobody waits for either: a
 /// message is acknowledged before.
 const TOGETHER: Duration = Duration::from_millis(5);
@@ -144,6 +146,7 @@ impl Follows {
                 }
                 Err(Ended::Lost(status)) => {
                     self.is_told(&status);
+                    self.until_the_disk_takes().await;
                     if !std::mem::replace(&mut told, true) {
                         tracing::warn!(primary = %self.target.primary, error = status.message(), "no connection to the primary: tried again");
                     }
@@ -151,6 +154,16 @@ impl Follows {
             }
             tokio::time::sleep(AGAIN).await;
         }
+    }
+
+    /// Waits while the disk takes nothing. The primary keeps what is sent meanwhile, as long as it can.
+    async fn until_the_disk_takes(&self) {
+        let Some(stalls) = self.following.stalls() else { return };
+        tracing::error!(stalls, "nothing is taken over from the primary until the disk takes it");
+        while self.following.stalls().is_some() {
+            tokio::time::sleep(AGAIN).await;
+        }
+        tracing::info!("the disk takes what the primary sends again");
     }
 
     /// Whoever does not serve may know who does. If that is not so, the former one is asked again.
@@ -201,6 +214,10 @@ impl Follows {
         let mut copy = has.is_none().then(|| Recovered { copied: true, ..Recovered::default() });
         loop {
             let follow_response::Says::Shipment(shipment) = next(&mut stream).await? else { continue };
+            if let Some(stalls) = self.following.stalls() {
+                // It stays unacknowledged, so the primary goes on without this standby, and memory does not take the disk's place.
+                return Err(Ended::Lost(Status::unavailable(stalls)));
+            }
             let position = Position(shipment.position);
             let last = shipment.copy() == Copy::Last;
             let ceiling = Revision(shipment.ceiling);
@@ -262,15 +279,23 @@ pub async fn hand_over(
 ) {
     let mut look_at = tokio::time::Instant::now();
     let mut together = Vec::new();
-    while incoming.recv_many(&mut together, WAITING_MAX).await > 0 {
+    loop {
+        tokio::select! {
+            came = incoming.recv_many(&mut together, WAITING_MAX) => if came == 0 { return },
+            // Also while nothing comes because of that.
+            () = tokio::time::sleep_until(look_at) => {}
+        }
         for Incoming { records, ceiling } in together.drain(..) {
             if !handle.replicate(call::Replicate { records, ceiling }).await {
                 return following.fail("the apply loop has ended".to_owned());
             }
         }
-        if !following.is_whole() && tokio::time::Instant::now() >= look_at {
-            look_at = tokio::time::Instant::now() + LOOK;
-            if handle.call(call::IsCovered {}).await == Ok(true) {
+        if tokio::time::Instant::now() >= look_at {
+            look_at = tokio::time::Instant::now() + if following.is_whole() { LOOK_AT_DISK } else { LOOK };
+            if let Ok(stalls) = handle.call(call::Stalls {}).await {
+                following.note_disk(stalls);
+            }
+            if !following.is_whole() && handle.call(call::IsCovered {}).await == Ok(true) {
                 following.set_whole();
                 tracing::info!("a whole copy is on disk");
                 if let Some(directory) = directory.clone() {

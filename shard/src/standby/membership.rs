@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     MemberId, Position,
-    follower::{Follower, NotDone},
+    follower::{Follower, NotDone, Taking},
     member::{At, MemberMachine, Standby},
     role::{Role, RoleError},
 };
@@ -145,6 +145,7 @@ pub struct Following {
     follower: Mutex<Follower>,
     whole: AtomicBool,
     connected: AtomicBool,
+    disk: Mutex<Taking>,
     /// Cancelled when nothing is taken over any more.
     pub stop: CancellationToken,
     /// Cancelled when it can only begin anew, with the reason.
@@ -163,6 +164,7 @@ impl Following {
             follower: Mutex::new(Follower::new(term, Duration::ZERO)),
             whole: AtomicBool::new(false),
             connected: AtomicBool::new(false),
+            disk: Mutex::default(),
             stop: CancellationToken::new(),
             failed: CancellationToken::new(),
             reason: Mutex::new(None),
@@ -238,6 +240,21 @@ impl Following {
 
     pub(super) fn set_connected(&self, connected: bool) {
         self.connected.store(connected, Ordering::Release);
+    }
+
+    /// Notes whether the disk takes what is received, or why not.
+    pub(super) fn note_disk(&self, stalls: Option<String>) {
+        self.disk().note(stalls, self.began.elapsed());
+    }
+
+    /// See [`Taking::stalls`].
+    #[must_use]
+    pub fn stalls(&self) -> Option<String> {
+        self.disk().stalls(self.began.elapsed()).map(str::to_owned)
+    }
+
+    fn disk(&self) -> std::sync::MutexGuard<'_, Taking> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// It can only begin anew.

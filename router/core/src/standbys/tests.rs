@@ -56,6 +56,7 @@ fn primary(name: &str, term: u64, counted: &[&str]) -> Said {
         prepared: None,
         silent: Duration::ZERO,
         follows: String::new(),
+        trouble: String::new(),
     }
 }
 

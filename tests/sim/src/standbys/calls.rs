@@ -265,6 +265,7 @@ impl Sim {
             silent: following
                 .map_or(Duration::ZERO, |following| whole_millis(following.follower.silent(now))),
             follows: role.primary.unwrap_or_default(),
+            trouble: String::new(),
         })
     }
 }
