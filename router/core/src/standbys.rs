@@ -545,6 +545,9 @@ impl<'a> Of<'a> {
         let Some(standby) = self.at(to).filter(|said| members.in_sync.contains(&said.id)) else {
             return Decision::waits(format!("{to} is not in sync, so it cannot take over"), false);
         };
+        if !standby.trouble.is_empty() {
+            return Decision::waits(format!("{to} cannot take over: it {}", standby.trouble), false);
+        }
         let follower = primary.followers.iter().find(|follower| follower.id == standby.id);
         let doing = format!("{url} hands over to {to}");
         // In a later term than the record's it refuses a count by that record, which would end the yielding.
@@ -609,8 +612,10 @@ impl<'a> Of<'a> {
         let may =
             |said: &Said| said.role == Role::Standby && said.whole && members.in_sync.contains(&said.id);
         let mut may: Vec<_> = self.fresh.iter().filter(|(_, said)| may(said)).copied().collect();
-        // One that somebody has prepared already, then by id: routers choose alike.
-        may.sort_by_key(|(_, said)| (std::cmp::Reverse(said.prepared.is_some()), said.id.clone()));
+        // One that somebody has prepared already, then one whose disk is well, then by id: routers choose alike.
+        may.sort_by_key(|(_, said)| {
+            (std::cmp::Reverse(said.prepared.is_some()), !said.trouble.is_empty(), said.id.clone())
+        });
         let wished = self.wish.map(|wish| match wish {
             Wish::Handover { to } | Wish::Force { to, .. } => to,
         });

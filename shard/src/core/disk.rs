@@ -15,6 +15,9 @@ use tokio::sync::oneshot;
 use super::{Core, Later, LoggedModes, WhenDurable};
 use crate::etcd_status::KvError;
 
+/// What has waited for the disk so long, in milliseconds, says that it hangs. Usual are some dozens.
+const HANGS_MS: u64 = 1_000;
+
 /// A caller that waits for a checkpoint begun after its request.
 pub type CheckpointWaiter = oneshot::Sender<Result<(), String>>;
 
@@ -132,12 +135,12 @@ impl Core {
     #[must_use]
     pub fn stalls(&self) -> Option<String> {
         if self.disk.is_failing() {
-            Some(self.trouble())
-        } else if [self.disk.fsync, self.disk.buffered].contains(&LogState::Full) {
-            Some("its disk is too slow: too much waits for it".to_owned())
-        } else {
-            None
+            return Some(self.trouble());
         }
+        let full = [self.disk.fsync, self.disk.buffered].contains(&LogState::Full);
+        let mut logs = self.durability.iter().flat_map(|status| &status.logs);
+        let hangs = logs.any(|log| log.not_durable_ms >= HANGS_MS);
+        (full || hangs).then(|| "waits for its disk, which is too slow or hangs".to_owned())
     }
 
     /// The requests that a shard that serves refuses at present, for its operators; `None` when it refuses none.

@@ -397,7 +397,7 @@ impl Standbys for StandbyService {
             primary_url: role.primary.unwrap_or_default(),
             yielded: machine.yielded(),
             named_term: role.named.0,
-            trouble: following.and_then(|following| following.stalls()).unwrap_or_default(),
+            trouble: following.and_then(|following| following.trouble()).unwrap_or_default(),
             lineage: Some(self.joining.kept_lineage().await.map(|lineage| lineage.0).unwrap_or_default()),
         }))
     }

@@ -6,8 +6,8 @@ use kindred_partition_config::ids::Term;
 
 use super::{Position, WAIT};
 
-/// How long the disk of a standby may take nothing before nothing is received any more. What is received waits in memory
-/// until the disk has it.
+/// How long the disk of a standby may take nothing before nothing is received any more, as what is received waits in memory
+/// until the disk has it; and how long it must take everything before that goes on.
 pub const STALLS_MAX: Duration = Duration::from_secs(2);
 
 /// A standby.
@@ -139,22 +139,30 @@ impl Follower {
 /// Whether the disk of a standby takes what is received.
 #[derive(Debug, Default)]
 pub struct Taking {
-    /// Since when it takes nothing, and why.
-    stalls: Option<(Duration, String)>,
+    /// Since when it takes nothing, or everything.
+    since: Duration,
+    /// Why it takes nothing at the moment.
+    now: Option<String>,
+    /// Why nothing is received.
+    stalls: Option<String>,
 }
 
 impl Taking {
     /// Notes why the disk takes nothing, or that it does.
-    pub fn note(&mut self, stalls: Option<String>, now: Duration) {
-        let since = self.stalls.as_ref().map_or(now, |(since, _)| *since);
-        self.stalls = stalls.map(|why| (since, why));
+    pub fn note(&mut self, takes_nothing: Option<String>, at: Duration) {
+        if takes_nothing.is_some() != self.now.is_some() {
+            self.since = at;
+        }
+        self.now = takes_nothing;
+        if at.saturating_sub(self.since) >= STALLS_MAX {
+            self.stalls.clone_from(&self.now);
+        }
     }
 
-    /// Why nothing is received any more: the disk has taken nothing for [`STALLS_MAX`].
+    /// Why nothing is received any more.
     #[must_use]
-    pub fn stalls(&self, now: Duration) -> Option<&str> {
-        let stalled = self.stalls.as_ref().filter(|(since, _)| now.saturating_sub(*since) >= STALLS_MAX);
-        stalled.map(|(_, why)| why.as_str())
+    pub fn stalls(&self) -> Option<&str> {
+        self.stalls.as_deref()
     }
 }
 
@@ -184,14 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn f73_a_disk_that_takes_nothing_for_long_enough_stalls() {
+    fn f73_a_disk_stalls_and_is_well_again_only_after_a_while() {
         let (mut disk, why) = (Taking::default(), Some("it is full".to_owned()));
-        disk.note(why.clone(), 100 * MS);
-        disk.note(why.clone(), 2_000 * MS);
-        assert_eq!((disk.stalls(2_099 * MS), disk.stalls(2_100 * MS)), (None, Some("it is full")));
-        disk.note(None, 2_200 * MS);
-        disk.note(why, 2_300 * MS);
-        assert_eq!(disk.stalls(2_400 * MS), None, "it has taken something since");
+        let mut stalls = |takes_nothing: &Option<String>, at: u32| {
+            disk.note(takes_nothing.clone(), at * MS);
+            disk.stalls().is_some()
+        };
+        assert_eq!([100, 2_099, 2_100].map(|at| stalls(&why, at)), [false, false, true]);
+        assert!(stalls(&None, 2_200) && stalls(&None, 4_199), "it may be so for a moment");
+        assert!(stalls(&why, 4_200) && stalls(&None, 4_300));
+        assert!(!stalls(&None, 6_300));
+        assert!(!stalls(&why, 6_400) && !stalls(&None, 8_399));
     }
 
     #[test]

@@ -216,6 +216,7 @@ impl Follows {
             let follow_response::Says::Shipment(shipment) = next(&mut stream).await? else { continue };
             if let Some(stalls) = self.following.stalls() {
                 // It stays unacknowledged, so the primary goes on without this standby, and memory does not take the disk's place.
+                self.following.leave(stalls.clone());
                 return Err(Ended::Lost(Status::unavailable(stalls)));
             }
             let position = Position(shipment.position);

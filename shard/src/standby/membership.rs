@@ -146,6 +146,8 @@ pub struct Following {
     whole: AtomicBool,
     connected: AtomicBool,
     disk: Mutex<Taking>,
+    /// Why it has left its primary, until it is connected again.
+    left: Mutex<Option<String>>,
     /// Cancelled when nothing is taken over any more.
     pub stop: CancellationToken,
     /// Cancelled when it can only begin anew, with the reason.
@@ -165,6 +167,7 @@ impl Following {
             whole: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             disk: Mutex::default(),
+            left: Mutex::default(),
             stop: CancellationToken::new(),
             failed: CancellationToken::new(),
             reason: Mutex::new(None),
@@ -239,6 +242,9 @@ impl Following {
     }
 
     pub(super) fn set_connected(&self, connected: bool) {
+        if connected {
+            *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         self.connected.store(connected, Ordering::Release);
     }
 
@@ -250,7 +256,19 @@ impl Following {
     /// See [`Taking::stalls`].
     #[must_use]
     pub fn stalls(&self) -> Option<String> {
-        self.disk().stalls(self.began.elapsed()).map(str::to_owned)
+        self.disk().stalls().map(str::to_owned)
+    }
+
+    /// Notes why it has left its primary.
+    pub(super) fn leave(&self, why: String) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+
+    /// Why it takes nothing over: its disk takes nothing, or it is not connected again since.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.stalls().or(left)
     }
 
     fn disk(&self) -> std::sync::MutexGuard<'_, Taking> {

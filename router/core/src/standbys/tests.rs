@@ -250,6 +250,25 @@ fn r19_others_are_told_who_the_primary_is() {
     assert_eq!(steps(&store, &[(A, &a), (B, &ends)]), []);
 }
 
+/// A standby whose disk is full was prepared and recorded, could not go on, and the well one was never asked.
+#[test]
+fn f73_a_standby_whose_disk_takes_nothing_is_not_preferred() {
+    let record = store(4, &["b", "c"], &waits());
+    let trouble = "cannot write its log".to_owned();
+    let lost = |name: &str| Said { connected: false, silent: 900 * MS, ..standby(name, 4) };
+    let b = Said { trouble: trouble.clone(), ..lost("b") };
+    assert_eq!(steps(&record, &[(B, &b), (C, &lost("c"))]), prepare(C, 5, "c"));
+    assert_eq!(steps(&record, &[(B, &b)]), prepare(B, 5, "b"), "there is no other");
+    // Nor is it told to begin anew, however long it is away.
+    let (a, away) = (primary("a", 4, &[]), Said { silent: ASTRAY, ..b.clone() });
+    assert_eq!(steps(&store(4, &[], &alone()), &[(A, &a), (B, &away)]), []);
+    let wish = Wish::Handover { to: B.to_owned() };
+    let looked = looks(&[(A, &primary("a", 4, &["b", "c"])), (B, &b), (C, &lost("c"))]);
+    let decision = decide(&record, &looked, NOW, Some(&wish));
+    assert_eq!(decision.steps, []);
+    assert!(decision.trouble.unwrap().contains("cannot write its log"));
+}
+
 /// A router took the primary for lost and prepared its standby, and the primary is there after all.
 #[test]
 fn a_standby_that_is_not_promoted_after_all_gets_a_later_term_to_follow_in() {
