@@ -86,6 +86,22 @@ pub enum Started {
     },
 }
 
+/// The reads of a transaction that are made one by one.
+#[derive(Debug)]
+pub struct BegunReads {
+    /// The revision of all that ask for no other.
+    pub at: Revision,
+    /// In the order of the transaction's ranges; a refusal counts if its branch is taken.
+    pub reads: Vec<Result<OpenedRead, KvError>>,
+}
+
+#[derive(Debug)]
+pub struct OpenedRead {
+    /// The number of keys in the range.
+    pub count: u64,
+    pub cursor: CursorId,
+}
+
 /// A feed to open.
 #[derive(Debug)]
 pub struct FeedWanted {
@@ -400,18 +416,46 @@ impl Core {
         Ok(started)
     }
 
-    /// Begins a transaction of reads that are made one by one: returns the revision for all of them, which stays readable
-    /// while `pin` is held.
-    pub fn begin_reads(&mut self, txn: &Txn, hints: ReadHints, pin: PinId) -> Result<Revision, KvError> {
-        self.owns_txn(txn, hints.generation)?;
-        self.applied += 1;
+    /// Whether a transaction of reads has to wait, as a read does.
+    pub fn reads_wait(&mut self, txn: &Txn, hints: ReadHints) -> bool {
         let ranges = ranges_of(txn);
+        self.engine.read_waits(&ranges, hints.min_revision)
+            || hints.min_revision.is_some_and(|least| self.engine.current(&ranges) < least)
+    }
+
+    /// Begins a transaction of reads that are made one by one, at one revision. All are opened here, those of its compares first,
+    /// then those of either branch: an open read ends whatever is compacted meanwhile.
+    pub fn begin_reads(
+        &mut self,
+        txn: &Txn,
+        hints: ReadHints,
+        owner: &Weak<()>,
+    ) -> Result<BegunReads, KvError> {
+        let ranges = ranges_of(txn);
+        // Also a frozen unit refuses, which is still readable at a revision (R13).
+        ranges.iter().try_for_each(|range| self.engine.owns_to_write(range, hints.generation))?;
+        self.engine.one_mode(&ranges)?;
+        self.applied += 1;
         if let Some(least) = hints.min_revision {
             self.engine.raise_if_allowed(self.clock.wall(), &ranges, least);
         }
         let at = self.engine.current(&ranges);
-        self.engine.hold(self.clock.mono(), at, pin);
-        Ok(at)
+        let compared = txn.compares.iter().map(|compare| (&compare.range, None));
+        let read = txn.success.iter().chain(&txn.failure).filter_map(|op| match op {
+            Op::Range(query) => Some((&query.range, query.revision)),
+            _ => None,
+        });
+        let opened = compared.chain(read).map(|(range, revision)| {
+            // etcd takes a negative revision for the present one.
+            let revision = revision.filter(|at| *at > Revision::ZERO).unwrap_or(at);
+            if revision > at {
+                return Err(EngineError::Future { current: at }.into());
+            }
+            let open = self.engine.open_range_by_map(range, Some(revision), hints.generation)?;
+            let count = open.count;
+            Ok(OpenedRead { count, cursor: self.keep(open, owner) })
+        });
+        Ok(BegunReads { at, reads: opened.collect() })
     }
 
     fn start_read(
@@ -447,10 +491,16 @@ impl Core {
             self.engine.close_range(open);
             return Ok(Started::Long { header, count, first, cursor: None });
         }
+        let cursor = Some(self.keep(open, owner));
+        Ok(Started::Long { header, count, first, cursor })
+    }
+
+    /// Keeps a long read open for its owner.
+    fn keep(&mut self, open: OpenRange, owner: &Weak<()>) -> CursorId {
         let id = CursorId(self.cursor_next);
         self.cursor_next += 1;
         self.cursors.insert(id, Cursor { open, owner: owner.clone(), since: self.clock.now() });
-        Ok(Started::Long { header, count, first, cursor: Some(id) })
+        id
     }
 
     /// The next keys of a long read, and whether it is at its end. `Compacted` when its pin was dropped.

@@ -93,7 +93,9 @@ impl Handle {
     /// Executes a write or transaction. Its revision is above `min_revision` if the clock may follow to it.
     pub async fn apply(&self, op: Op, hints: ReadHints) -> Result<OpAnswer, KvError> {
         let op = match op {
-            Op::Txn(txn) if read_txn::is_long(&txn) => return self.read_txn(Arc::from(txn), hints).await,
+            Op::Txn(txn) if read_txn::is_long(&txn) => {
+                return self.read_txn(Arc::from(txn), hints, || true).await;
+            }
             op => op,
         };
         let (answer, answered) = oneshot::channel();
@@ -207,18 +209,10 @@ impl Handle {
 
     /// Executes a whole read; a long one is collected in chunks in the caller's task.
     pub async fn range(&self, query: RangeQuery, hints: ReadHints) -> Result<RangeAnswer, KvError> {
-        let mut long = match self.start(query.clone(), hints).await? {
-            Start::Whole(answer) => return Ok(answer),
-            Start::Long(long) => long,
-        };
-        let enough = read::enough(&query);
-        let mut kvs = Vec::new();
-        while kvs.len() < enough && !long.is_done() {
-            let chunk = long.next().await?;
-            kvs.extend(chunk.into_iter().filter(|kv| read::passes(&query.filter, kv)));
+        match self.start(query.clone(), hints).await? {
+            Start::Whole(answer) => Ok(answer),
+            Start::Long(long) => long.collect(&query).await,
         }
-        let (kvs, more) = read::finish(&query, kvs);
-        Ok(RangeAnswer { header: long.header, kvs, more, count: long.count, contents: query.contents })
     }
 
     pub async fn start(&self, query: RangeQuery, hints: ReadHints) -> Result<Start, KvError> {
@@ -297,6 +291,18 @@ impl Drop for Pin {
 }
 
 impl LongRead {
+    /// Reads what the query is about, and brings it into its order.
+    async fn collect(mut self, query: &RangeQuery) -> Result<RangeAnswer, KvError> {
+        let enough = read::enough(query);
+        let mut kvs = Vec::new();
+        while kvs.len() < enough && !self.is_done() {
+            let chunk = self.next().await?;
+            kvs.extend(chunk.into_iter().filter(|kv| read::passes(&query.filter, kv)));
+        }
+        let (kvs, more) = read::finish(query, kvs);
+        Ok(RangeAnswer { header: self.header, kvs, more, count: self.count, contents: query.contents })
+    }
+
     /// Whether every key was returned; otherwise at least one is left.
     #[must_use]
     pub fn is_done(&self) -> bool {

@@ -32,8 +32,8 @@ use tonic::Status;
 use super::request::{RaiseSince, Respond};
 use crate::{
     core::{
-        self, AfterPublish, CheckpointWaiter, Core, CursorId, FeedWanted, LoggedModes, Started, Taken,
-        WhenDurable,
+        self, AfterPublish, BegunReads, CheckpointWaiter, Core, CursorId, FeedWanted, LoggedModes, Started,
+        Taken, WhenDurable,
         feeds::Pushed,
         jobs::{Jobs, Turn},
         meet::Handshake,
@@ -124,6 +124,8 @@ macro_rules! calls {
             $($(#[$doc])* $name($name, To<$answer>),)*
             /// A read, once its range is raised.
             Read { query: RangeQuery, hints: ReadHints, owner: Weak<()>, answer: Respond<Started> },
+            /// The beginning of a transaction of reads, once its ranges are raised.
+            BeginReads { txn: Arc<Txn>, hints: ReadHints, owner: Weak<()>, answer: oneshot::Sender<Result<BegunReads, KvError>> },
             /// A raise of a batch, once it is visible.
             RaisedInBatch { asked: RaiseSince, reply: Reply },
             /// Reads of a batch release their pins.
@@ -149,6 +151,10 @@ macro_rules! calls {
                     Self::Read { query, hints, owner, answer } => {
                         let read = core.read(&query, hints, &owner);
                         Box::new(move || answer.send(read))
+                    }
+                    Self::BeginReads { txn, hints, owner, answer } => {
+                        let begun = core.begin_reads(&txn, hints, &owner);
+                        Box::new(move || drop(answer.send(begun)))
                     }
                     Self::RaisedInBatch { asked, reply } => {
                         let raised = asked.run(core);
@@ -191,6 +197,7 @@ macro_rules! calls {
                     }
                     // They do not wait for both logs.
                     Self::Read { .. }
+                    | Self::BeginReads { .. }
                     | Self::RaisedInBatch { .. }
                     | Self::ReleasedInBatch { .. }
                     | Self::Durable(_)
@@ -258,10 +265,6 @@ calls! {
 
     // ---- long reads, watches and feeds
 
-    /// Begins a transaction of reads.
-    BeginReads { txn: Arc<Txn>, hints: ReadHints, pin: PinId } -> Result<Revision, KvError>, |core| {
-        core.begin_reads(&txn, hints, pin)
-    };
     /// Closes a long read.
     CloseRead { cursor: CursorId } -> (), |core| core.close(cursor);
     /// Opens a client's watch stream.

@@ -197,6 +197,15 @@ impl Machine {
             Request::Read { query, hints, owner, answer } => {
                 (Answer::Read(answer, core.read(&query, hints, &owner)), AnswerWaits::default())
             }
+            Request::BeginReads { txn, hints, owner, answer } if core.reads_wait(&txn, hints) => {
+                let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
+                let raise = Raise { ranges: core::ranges_of(&txn), to, generation: hints.generation };
+                let begin = Call::BeginReads { txn, hints, owner, answer };
+                return self.pending.push(now, Until::Raised(raise, begin));
+            }
+            Request::BeginReads { txn, hints, owner, answer } => {
+                (Answer::BegunReads(answer, core.begin_reads(&txn, hints, &owner)), AnswerWaits::default())
+            }
             Request::Batch(ops) => return self.execute_batch(now, ops),
             Request::Chunk { cursor, answer } => {
                 self.sliced = true;

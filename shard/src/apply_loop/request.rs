@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use kindred_engine::{
     engine::{FeedId, PinId, StreamId, WatchOut},
-    ops::{Op, OpAnswer, RangeQuery},
+    ops::{Op, OpAnswer, RangeQuery, Txn},
     version::Version,
 };
 use kindred_partition_config::{
@@ -15,7 +15,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::call::Call;
 use crate::{
-    core::{AfterPublish, Core, CursorId, Started},
+    core::{AfterPublish, BegunReads, Core, CursorId, Started},
     etcd_status::KvError,
     read_hints::ReadHints,
     replies::Reply,
@@ -27,6 +27,13 @@ pub(crate) enum Request {
     Apply { op: Op, hints: ReadHints, answer: Respond<OpAnswer> },
     /// A read, which may turn out to be long.
     Read { query: RangeQuery, hints: ReadHints, owner: Weak<()>, answer: Respond<Started> },
+    /// The beginning of a transaction of reads, which are then made one by one.
+    BeginReads {
+        txn: Arc<Txn>,
+        hints: ReadHints,
+        owner: Weak<()>,
+        answer: oneshot::Sender<Result<BegunReads, KvError>>,
+    },
     /// Requests that came in one message, in order.
     Batch(Vec<Batched>),
     /// The next chunk of a long read.
@@ -53,6 +60,7 @@ impl Request {
             Self::Read { answer, .. } => answer.send(Err(why.clone())),
             Self::Batch(ops) => ops.into_iter().for_each(|op| op.reply.send(Err(why.clone()))),
             Self::Chunk { answer, .. } => drop(answer.send(Err(why.clone()))),
+            Self::BeginReads { answer, .. } => drop(answer.send(Err(why.clone()))),
             Self::Pull { .. }
             | Self::ResumeFeed(_)
             | Self::Call(_)
@@ -192,6 +200,7 @@ pub(crate) enum Answer {
     Apply(Respond<OpAnswer>, Result<OpAnswer, KvError>),
     Read(Respond<Started>, Result<Started, KvError>),
     Chunk(oneshot::Sender<Result<LongChunk, KvError>>, Result<LongChunk, KvError>),
+    BegunReads(oneshot::Sender<Result<BegunReads, KvError>>, Result<BegunReads, KvError>),
     Pull(oneshot::Sender<Vec<WatchOut>>, Vec<WatchOut>),
     Call(AfterPublish),
 }
@@ -203,6 +212,7 @@ impl Answer {
             Self::Apply(to, answer) => to.send(answer),
             Self::Read(to, answer) => to.send(answer),
             Self::Chunk(to, answer) => drop(to.send(answer)),
+            Self::BegunReads(to, answer) => drop(to.send(answer)),
             Self::Pull(to, answer) => drop(to.send(answer)),
             Self::Call(send) => send(),
         }

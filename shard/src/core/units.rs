@@ -1,7 +1,7 @@
 //! Ownership on the loop: which requests this shard may answer (R13), and the calls for moves.
 
 use kindred_engine::{
-    ops::{Op, RangeQuery, Txn},
+    ops::{Op, RangeQuery},
     units::{NotOwned, UnitError, UnitMove},
 };
 use kindred_partition_config::ids::Epoch;
@@ -45,17 +45,12 @@ impl Core {
             Op::Put(_) => Ok(()),
             Op::Range(query) => self.engine.owns_to_write(&query.range, generation),
             Op::Delete(delete) => self.engine.owns_to_write(&delete.range, generation),
-            Op::Txn(txn) => self.owns_txn(txn, generation),
+            Op::Txn(txn) => {
+                let mut compares = txn.compares.iter();
+                compares.try_for_each(|compare| self.engine.owns_to_write(&compare.range, generation))?;
+                txn.success.iter().chain(&txn.failure).try_for_each(|op| self.owns(op, generation))
+            }
         }
-    }
-
-    pub(super) fn owns_txn(&self, txn: &Txn, generation: Option<Epoch>) -> Result<(), NotOwned> {
-        if generation.is_none() {
-            return Ok(());
-        }
-        let mut compares = txn.compares.iter();
-        compares.try_for_each(|compare| self.engine.owns_to_write(&compare.range, generation))?;
-        txn.success.iter().chain(&txn.failure).try_for_each(|op| self.owns(op, generation))
     }
 
     /// The same for a read. Up to its final revision a unit that changed hands may still be read.

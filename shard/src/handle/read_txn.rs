@@ -3,17 +3,16 @@
 
 use std::sync::Arc;
 
-use kindred_engine::{
-    engine::PinId,
-    ops::{Compare, Contents, Op, OpAnswer, RangeQuery, RevisionFilter, Txn, TxnAnswer},
-};
-use kindred_partition_config::{ids::Revision, key::KeyRange};
-use kindred_transport::random;
+use kindred_engine::ops::{Compare, Op, OpAnswer, RangeAnswer, RangeQuery, Txn, TxnAnswer};
+use kindred_partition_config::key::KeyRange;
+use kindred_wire::error::EtcdError;
+use tokio::sync::oneshot;
 
-use super::{Handle, Start, unanswered};
+use super::{Handle, LongRead, Pin};
 use crate::{
-    apply_loop::{Raise, Request, call},
-    convert, core,
+    apply_loop::Request,
+    convert,
+    core::{self, BegunReads, OpenedRead},
     etcd_status::KvError,
     read_hints::ReadHints,
 };
@@ -31,95 +30,85 @@ pub(crate) fn is_long(txn: &Txn) -> bool {
     convert::is_read_only(txn) && compared.chain(read).fold(0, usize::saturating_add) > core::WHOLE_KEYS
 }
 
-/// The revision at which the reads are made stays readable as long as this lives.
-struct Held<'h> {
-    handle: &'h Handle,
-    pin: PinId,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        let release = unanswered(call::ReleasePins { pins: vec![self.pin] });
-        // If the queue is full, it ends by its age.
-        let _ = self.handle.requests.try_send(Request::Call(release));
-    }
-}
-
 impl Handle {
-    /// Executes a transaction of reads, see [`is_long`].
-    pub(crate) async fn read_txn(&self, txn: Arc<Txn>, hints: ReadHints) -> Result<OpAnswer, KvError> {
-        let pin = PinId(random::bits());
-        let held = Held { handle: self, pin };
-        let begin = call::BeginReads { txn: txn.clone(), hints, pin };
-        let at = match hints.min_revision {
-            None => self.call(begin).await??,
-            Some(to) => {
-                let raise = Raise { ranges: core::ranges_of(&txn), to, generation: hints.generation };
-                self.call_raised(raise, begin).await??
-            }
-        };
-        let reads = Reads { handle: self, at, hints: ReadHints { min_revision: None, pin: None, ..hints } };
-        let answer = reads.answer(&txn).await?;
-        drop(held);
-        Ok(OpAnswer::Txn(answer))
-    }
-}
-
-/// Reads at one revision.
-struct Reads<'h> {
-    handle: &'h Handle,
-    at: Revision,
-    hints: ReadHints,
-}
-
-impl Reads<'_> {
-    async fn answer(&self, txn: &Txn) -> Result<TxnAnswer, KvError> {
+    /// Executes a transaction of reads, see [`is_long`], as long as it is wanted.
+    pub(crate) async fn read_txn(
+        &self,
+        txn: Arc<Txn>,
+        hints: ReadHints,
+        is_wanted: impl Fn() -> bool + Send,
+    ) -> Result<OpAnswer, KvError> {
+        let alive = Arc::new(());
+        let (answer, answered) = oneshot::channel();
+        let begin = Request::BeginReads { txn: txn.clone(), hints, owner: Arc::downgrade(&alive), answer };
+        let BegunReads { at, reads } = self.send(begin, answered).await??;
+        let reads = reads.into_iter().map(|read| {
+            let OpenedRead { count, cursor } = read?;
+            let pin = Some(Pin { handle: self.clone(), cursor, _alive: alive.clone() });
+            Ok(LongRead { header: at, count, first: Vec::new(), pin })
+        });
+        let mut reads = Reads { left: reads, is_wanted };
         let mut succeeded = true;
         for compare in &txn.compares {
-            succeeded = self.holds(compare).await?;
-            if !succeeded {
-                break;
+            let read = reads.next()?;
+            succeeded = succeeded && holds(compare, read).await?;
+        }
+        // Those of the other branch end with their owner.
+        let ops = if succeeded { &txn.success } else { &txn.failure };
+        let passed = if succeeded { 0 } else { txn.success.len() };
+        let taken: Result<Vec<_>, _> = reads.left.by_ref().skip(passed).take(ops.len()).collect();
+        let mut responses = Vec::with_capacity(ops.len());
+        // As in etcd, a refusal of one comes before anything is read.
+        for (op, read) in ops.iter().zip(taken?) {
+            reads.go_on()?;
+            if let Op::Range(query) = op {
+                responses.push(OpAnswer::Range(made(query, read).await?));
             }
         }
-        let ops = if succeeded { &txn.success } else { &txn.failure };
-        let mut responses = Vec::with_capacity(ops.len());
-        for op in ops {
-            let Op::Range(query) = op else { continue };
-            let query = RangeQuery { revision: query.revision.or(Some(self.at)), ..query.clone() };
-            let mut answer = self.handle.range(query, self.hints).await?;
-            answer.header = self.at;
-            responses.push(OpAnswer::Range(answer));
-        }
-        Ok(TxnAnswer { header: self.at, succeeded, responses })
+        Ok(OpAnswer::Txn(TxnAnswer { header: at, succeeded, responses }))
+    }
+}
+
+/// The reads that are to be made yet.
+struct Reads<L, W> {
+    left: L,
+    is_wanted: W,
+}
+
+impl<L: Iterator<Item = Result<LongRead, KvError>>, W: Fn() -> bool> Reads<L, W> {
+    /// The next one, which is there for each range of the transaction.
+    fn next(&mut self) -> Result<LongRead, KvError> {
+        self.go_on()?;
+        self.left.next().unwrap_or(Err(KvError::Stopped))
     }
 
-    /// See [`Compare`].
-    async fn holds(&self, compare: &Compare) -> Result<bool, KvError> {
-        let query = RangeQuery {
-            range: compare.range.clone(),
-            revision: Some(self.at),
-            limit: 0,
-            sort: None,
-            contents: Contents::Whole,
-            count_only: false,
-            filter: RevisionFilter::default(),
-        };
-        let mut read = match self.handle.start(query, self.hints).await? {
-            Start::Whole(answer) => return Ok(compare.holds_for_all(&answer.kvs)),
-            Start::Long(read) => read,
-        };
-        let mut found = read.next().await?;
-        if found.is_empty() {
-            return Ok(compare.holds_for_all(&[]));
-        }
-        while !found.is_empty() {
-            if !compare.holds_for_all(&found) {
-                return Ok(false);
-            }
-            found = read.next().await?;
-        }
-        Ok(true)
+    /// Ends what no client waits for any more.
+    fn go_on(&self) -> Result<(), KvError> {
+        if (self.is_wanted)() { Ok(()) } else { Err(KvError::Invalid(EtcdError::Timeout)) }
     }
+}
+
+async fn made(query: &RangeQuery, read: LongRead) -> Result<RangeAnswer, KvError> {
+    if query.count_only {
+        let (header, count, contents) = (read.header, read.count, query.contents);
+        return Ok(RangeAnswer { header, kvs: Vec::new(), more: false, count, contents });
+    }
+    read.collect(query).await
+}
+
+/// See [`Compare`].
+async fn holds(compare: &Compare, mut read: LongRead) -> Result<bool, KvError> {
+    let mut found = read.next().await?;
+    if found.is_empty() {
+        return Ok(compare.holds_for_all(&[]));
+    }
+    while !found.is_empty() {
+        if !compare.holds_for_all(&found) {
+            return Ok(false);
+        }
+        found = read.next().await?;
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

@@ -134,7 +134,11 @@ impl Reader {
             match self.call(method, &op, message) {
                 Ok(BatchedCall::Apply(Op::Txn(txn))) if read_txn::is_long(&txn) => {
                     let (handle, hints) = (self.member.handle.clone(), hints(&op));
-                    tokio::spawn(async move { reply.send(handle.read_txn(Arc::from(txn), hints).await) });
+                    tokio::spawn(async move {
+                        let wanted = || reply.is_wanted(Instant::now());
+                        let answer = handle.read_txn(Arc::from(txn), hints, wanted).await;
+                        reply.send(answer);
+                    });
                 }
                 Ok(call) => ops.push(Batched { call, hints: hints(&op), reply }),
                 Err(refused) => reply.refuse(refused),

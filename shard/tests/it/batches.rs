@@ -93,6 +93,25 @@ async fn the_operations_of_a_message_are_executed_in_their_order() {
     assert_eq!(put.cluster_id, deleted.header.unwrap().cluster_id);
 }
 
+/// It is made in slices, so not by the loop as one of its batch.
+#[tokio::test]
+async fn a_long_transaction_of_reads_is_answered_as_a_call_of_its_own() {
+    let shard = Shard::start().await;
+    let client = shard.client().await;
+    for key in ["a", "b", "c"] {
+        client.put(key, key).await;
+    }
+    let range = pb::RangeRequest { sort_order: 2, sort_target: 3, ..range_request("a", "z") };
+    let read = pb::request_op::Request::RequestRange(range);
+    let success = vec![pb::RequestOp { request: Some(read) }; 3];
+    let txn = pb::TxnRequest { compare: vec![mod_is("d", 0)], success, failure: vec![] };
+    let mut batches = Batches::open(&shard).await;
+    let answer = batches.one(BatchMethod::Txn, &txn).await;
+    let answer = pb::TxnResponse::decode(answer.response).unwrap();
+    assert_eq!((answer.succeeded, answer.responses.len()), (true, 3));
+    assert_eq!(answer, client.txn(txn).await.unwrap());
+}
+
 #[tokio::test]
 async fn answers_and_refusals_are_those_of_calls_of_their_own() {
     let shard = Shard::start().await;

@@ -1,5 +1,6 @@
 //! What goes to the logs, and what becomes visible once it is logged (R9).
 
+use crate::error::EngineError;
 use kindred_partition_config::{
     ids::{LeaseId, Revision},
     key::{Key, KeyRange},
@@ -14,6 +15,14 @@ use crate::{
 };
 
 impl Engine {
+    /// Refuses a transaction over Kinds of different durability modes (R9).
+    ///
+    /// # Errors
+    /// Names two of them.
+    pub fn one_mode(&self, ranges: &[KeyRange]) -> Result<(), EngineError> {
+        self.space.check_modes(ranges)
+    }
+
     /// Turns logging on: from now on [`Engine::take_applied`] returns what belongs in the logs. For a new engine the
     /// first record is its beginning, before which nothing is known.
     pub fn log_changes(&mut self) {

@@ -4,8 +4,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use kindred_engine::ops::{CompareResult, CompareTarget, Put, Sort, SortTarget};
-use kindred_partition_config::key::Key;
+use kindred_engine::{
+    error::EngineError,
+    ops::{CompareResult, CompareTarget, Contents, Put, RevisionFilter, Sort, SortTarget},
+};
+use kindred_partition_config::{ids::Revision, key::Key};
 use proptest::{prelude::*, sample::select};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -122,7 +125,7 @@ proptest! {
                 spawn(filled(), Logs::memory(), Shipping::alone(), Duration::from_secs(5), stop.clone());
             for txn in txns.into_iter().filter(|txn| !core::ranges_of(txn).is_empty()) {
                 let whole = at_once(&handle, txn.clone()).await;
-                let sliced = handle.read_txn(Arc::new(txn), ReadHints::default()).await.unwrap();
+                let sliced = handle.read_txn(Arc::new(txn), ReadHints::default(), || true).await.unwrap();
                 let (at, sliced) = without_headers(sliced);
                 let (above, whole) = without_headers(whole);
                 assert_eq!(sliced, whole);
@@ -186,6 +189,83 @@ async fn f78_others_are_answered_while_a_transaction_reads_for_long() {
     let meanwhile = written.load(Relaxed) - before;
     assert!(meanwhile >= 128, "{meanwhile} writes of another client");
     writer.abort();
+    stop.cancel();
+    apply_loop.await.unwrap();
+}
+
+/// All compares and reads of a transaction see one state, also beside writers and compactions.
+#[tokio::test]
+async fn r26_all_reads_of_a_transaction_see_one_state() {
+    const ROUNDS: usize = 40;
+    let stop = CancellationToken::new();
+    let (handle, apply_loop) =
+        spawn(filled(), Logs::memory(), Shipping::alone(), Duration::from_secs(5), stop.clone());
+    let both = |value| {
+        let success = KINDS.map(|kind| put(kind, 0, value)).to_vec();
+        Op::Txn(Box::new(Txn { compares: Vec::new(), success, failure: Vec::new() }))
+    };
+    // The first key of either Kind always has the same value, and is the newest.
+    handle.apply(both(0), ReadHints::default()).await.unwrap();
+    let other = handle.clone();
+    let writer = tokio::spawn(async move {
+        for value in 1.. {
+            let written = other.apply(both(value), ReadHints::default()).await.unwrap();
+            if value % 20 == 0
+                && let OpAnswer::Txn(TxnAnswer { header, .. }) = written
+            {
+                // It waits for what reads hold.
+                other.compact(header, false).await.unwrap();
+            }
+        }
+    });
+    let all = |kind: &str, target: SortTarget| {
+        let end = Key::from(format!("{}0", kind.trim_end_matches('/')).as_str());
+        Op::Range(RangeQuery {
+            range: KeyRange::Span { start: kind.into(), end: Some(end) },
+            revision: None,
+            limit: 0,
+            sort: Some(Sort { target, descending: true, late: false }),
+            contents: Contents::Whole,
+            count_only: false,
+            filter: RevisionFilter::default(),
+        })
+    };
+    for _ in 0..ROUNDS {
+        // The newest key comes first.
+        let success = [KINDS[0], KINDS[1], KINDS[0]].map(|kind| all(kind, SortTarget::Mod)).to_vec();
+        let txn = Txn { compares: Vec::new(), success, failure: Vec::new() };
+        let answer = handle.apply(Op::Txn(Box::new(txn)), ReadHints::default()).await.unwrap();
+        let OpAnswer::Txn(answer) = answer else { panic!("{answer:?}") };
+        let first = answer.responses.iter().map(|response| match response {
+            OpAnswer::Range(range) => (range.kvs.len(), range.kvs[0].mod_revision(), range.kvs[0].value()),
+            other => panic!("{other:?}"),
+        });
+        let first: Vec<_> = first.collect();
+        assert!(first.iter().all(|one| *one == first[0] && one.0 == KEYS), "{first:?}");
+    }
+    writer.abort();
+    stop.cancel();
+    apply_loop.await.unwrap();
+}
+
+/// A revision above that of the transaction is in the future, also when it has come until it is read.
+#[tokio::test]
+async fn a_sliced_transaction_refuses_the_future_and_takes_a_negative_revision_for_none() {
+    let stop = CancellationToken::new();
+    let (handle, apply_loop) =
+        spawn(filled(), Logs::memory(), Shipping::alone(), Duration::from_secs(5), stop.clone());
+    let read = |revision: Option<Revision>| {
+        let (contents, filter) = (Contents::Whole, RevisionFilter::default());
+        let range = KeyRange::Span { start: KINDS[0].into(), end: None };
+        let query = RangeQuery { range, revision, limit: 0, sort: None, contents, count_only: false, filter };
+        let txn = Txn { compares: Vec::new(), success: vec![Op::Range(query)], failure: Vec::new() };
+        handle.apply(Op::Txn(Box::new(txn)), ReadHints::default())
+    };
+    let OpAnswer::Txn(answer) = read(None).await.unwrap() else { panic!() };
+    let future = read(Some(Revision(answer.header.get() + 1))).await.unwrap_err();
+    assert!(matches!(future, KvError::Engine(EngineError::Future { .. })), "{future:?}");
+    let OpAnswer::Txn(negative) = read(Some(Revision(-1))).await.unwrap() else { panic!() };
+    assert_eq!(format!("{:?}", negative.responses), format!("{:?}", answer.responses));
     stop.cancel();
     apply_loop.await.unwrap();
 }
