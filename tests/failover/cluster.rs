@@ -7,6 +7,7 @@ use anyhow::{Context, ensure};
 use kindred_tests::{
     admin::Admin,
     client::Client,
+    etcdctl::Etcdctl,
     process::{Process, Spec},
     scenario::wait_for,
     servers::{Etcd, Shard},
@@ -100,7 +101,7 @@ impl Member {
 
 /// The cluster.
 pub struct Cluster {
-    _meta: Etcd,
+    meta: Etcd,
     pub routers: Vec<Router>,
     pub members: Vec<Member>,
     pub default: Shard,
@@ -144,7 +145,7 @@ impl Cluster {
             routers.push(router(dir, name, &meta, &file).await?);
         }
         let members = vec![Member::new(first, &stop)];
-        Ok(Self { _meta: meta, routers, members, default, stop })
+        Ok(Self { meta, routers, members, default, stop })
     }
 
     /// Starts so many standbys, says that the store is to have them, and waits until they are in sync.
@@ -168,6 +169,30 @@ impl Cluster {
         let mut group = self.routers[0].admin.ok("GET", &path, &json!({})).await?;
         group["standby"] = standby;
         self.routers[0].admin.ok("PUT", &path, &group).await?;
+        Ok(())
+    }
+
+    /// Keeps what the meta store has now, for [`Cluster::goes_back`].
+    pub async fn keep_meta(&self, dir: &Path) -> anyhow::Result<()> {
+        let kept = dir.join("meta.db");
+        let kept = kept.to_str().context("a path")?;
+        Etcdctl::new(&self.meta.address).ok(&["snapshot", "save", kept]).await?;
+        Ok(())
+    }
+
+    /// Everything ends, the meta store has again what it had, and everything starts. Routers have no cache.
+    pub async fn goes_back(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.routers.clear();
+        for member in &self.members {
+            member.kill().await?;
+        }
+        self.meta = Etcd::restored(dir, "meta-back", &dir.join("meta.db")).await?;
+        for member in &self.members {
+            member.up();
+        }
+        for name in ["three", "four"] {
+            self.routers.push(router(dir, name, &self.meta, &dir.join("config.json")).await?);
+        }
         Ok(())
     }
 

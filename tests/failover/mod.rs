@@ -13,6 +13,7 @@ mod members;
 mod meta_cluster;
 mod meta_etcd;
 mod meta_traffic;
+mod meta_went_back;
 mod mistyped;
 mod modes;
 mod paused;

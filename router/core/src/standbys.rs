@@ -305,6 +305,26 @@ impl<'a> Of<'a> {
             let change = MembersChange::Adopt { member: said.id.clone(), endpoint: (*url).to_owned() };
             return self.write(members.term, self.next, change).but("the record was behind its members");
         }
+        if let Some((url, newer)) = self.newer_in_doubt(members) {
+            let primary = self.store.endpoints.first();
+            let why = format!("the record is older than its members: {url} was the primary in a later term");
+            match self.wish {
+                Some(Wish::Force { to, .. }) if Some(to) == primary => {}
+                Some(Wish::Force { .. }) => return self.forced(members, &why),
+                _ if self.is_last(newer) => {
+                    let change = MembersChange::Adopt { member: newer.id.clone(), endpoint: url.to_owned() };
+                    return self.write(members.term, self.next, change).but(why);
+                }
+                _ => {
+                    let name = &self.store.name;
+                    let text = format!(
+                        "{why}, has restarted, and another may have been promoted since. Start all of them; if nobody serves then, \
+                         run kindred store failover {name} --to {url} --force"
+                    );
+                    return Decision::waits(text, false);
+                }
+            }
+        }
         match self.by_id(&members.primary) {
             Some((url, said)) if said.role == Role::Standby => self.promoted(members, url, said),
             Some((url, said)) if is_reinstated(members, said) => self.reinstated(members, url, said),
@@ -314,6 +334,30 @@ impl<'a> Of<'a> {
             Some((url, said)) if said.role == Role::Primary => self.in_doubt(members, url, said),
             _ => self.lost(members),
         }
+    }
+
+    /// A member in doubt that was named the primary in a later term than the record's, while nobody serves by the record: the meta
+    /// store was restored from before a failover. What it has is newer than what the record's primary has.
+    fn newer_in_doubt(&self, members: &Members) -> Option<(&'a str, &'a Said)> {
+        let serves = |said: &Said| said.role == Role::Primary && !said.in_doubt && !said.yielded;
+        if self.by_id(&members.primary).is_some_and(|(_, said)| serves(said)) {
+            return None;
+        }
+        let newer = self.fresh.iter().filter(|(_, said)| {
+            said.role == Role::Primary
+                && said.in_doubt
+                && said.bound
+                && said.id != members.primary
+                && said.named > members.term
+        });
+        newer.max_by_key(|(_, said)| said.named).copied()
+    }
+
+    /// Whether nobody was promoted in the place of a member in doubt, and nobody has more than it has: all members answer.
+    fn is_last(&self, newer: &Said) -> bool {
+        let has_more =
+            |said: &Said| said.role == Role::Standby && said.whole && newer.counted.contains(&said.id);
+        addresses(self.store).iter().all(|url| self.at(url).is_some_and(|said| !has_more(said)))
     }
 
     /// The record names a former primary by force: it is told.
@@ -668,8 +712,9 @@ impl<'a> Of<'a> {
             return Decision::waits(text, false);
         };
         if let Some(former) = self.at(to).filter(|said| said.role == Role::Primary) {
-            // In a later term than the record's it refuses what an older record says.
-            if former.term <= members.term || !(former.in_doubt || former.yielded) {
+            // In a later term than the record's it refuses what an older record says, and in a later one than that in which it was
+            // named it opens anew.
+            if former.term <= members.term.max(former.named) || !(former.in_doubt || former.yielded) {
                 return Decision::step(Step::Yield { url: to.clone(), term: self.next });
             }
             return self.promote(members, to, former, Some(*opens_at));

@@ -156,6 +156,46 @@ fn r19_a_record_that_is_behind_its_members_adopts_who_serves() {
     );
 }
 
+/// The meta store was restored from before a failover, and everybody started again: the former primary was confirmed after ten
+/// seconds, and the disk of the newest one wiped.
+#[test]
+fn f67_the_newest_member_wins_over_an_older_record_or_nobody_does() {
+    let record = store(3, &["b", "c"], &alone());
+    let former = Said { in_doubt: true, ..primary("a", 3, &["b", "c"]) };
+    let newest = Said { in_doubt: true, ..primary("b", 5, &["c"]) };
+    // The third one waits for a copy, and says nothing: it may have been promoted.
+    let two = [(A, &former), (B, &newest)];
+    let decision = decided(&record, &two);
+    assert_eq!(decision.steps, []);
+    let trouble = decision.trouble.unwrap();
+    assert!(
+        trouble.contains("older than its members") && trouble.contains("--to http://b:1 --force"),
+        "{trouble}"
+    );
+    let adopted = MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
+    let anew = Said { whole: false, connected: false, ..standby("c2", 5) };
+    assert_eq!(steps(&record, &[(A, &former), (B, &newest), (C, &anew)]), write(3, 6, adopted));
+    // What counted at it has more than its disk.
+    let runs = standby("c", 5);
+    assert_eq!(steps(&record, &[(A, &former), (B, &newest), (C, &runs)]), []);
+
+    // By force it opens as whoever takes the place of a lost one (R14).
+    let wish = Wish::Force { to: B.to_owned(), dead: id("a"), opens_at: 7 };
+    let by_force =
+        |newest: &Said| decide(&record, &looks(&[(A, &former), (B, newest)]), NOW, Some(&wish)).steps;
+    assert_eq!(by_force(&newest), [Step::Yield { url: B.to_owned(), term: Term(6) }]);
+    let (member, endpoint) = (id("b"), B.to_owned());
+    let forced = MembersChange::Promote { member, endpoint, forced: Some(7) };
+    assert_eq!(by_force(&Said { term: Term(6), yielded: true, ..newest.clone() }), write(3, 6, forced));
+    // Another's force does not confirm the former primary either.
+    let other = Wish::Force { to: C.to_owned(), dead: id("a"), opens_at: 7 };
+    assert_eq!(decide(&record, &looks(&two), NOW, Some(&other)).steps, []);
+
+    // Somebody serves by the record: what comes later is told so, in a term that it does not refuse.
+    let serves = [(A, &primary("a", 3, &[])), (B, &newest)];
+    assert_eq!(steps(&store(3, &[], &alone()), &serves), in_sync(3, 6, &[]));
+}
+
 // ---- a primary that serves
 
 #[test]
