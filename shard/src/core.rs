@@ -446,8 +446,7 @@ impl Core {
             _ => None,
         });
         let opened = compared.chain(read).map(|(range, revision)| {
-            // etcd takes a negative revision for the present one.
-            let revision = revision.filter(|at| *at > Revision::ZERO).unwrap_or(at);
+            let revision = revision.unwrap_or(at);
             if revision > at {
                 return Err(EngineError::Future { current: at }.into());
             }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use kindred_engine::ops::{Compare, Op, OpAnswer, RangeAnswer, RangeQuery, Txn, TxnAnswer};
-use kindred_partition_config::key::KeyRange;
+use kindred_partition_config::{ids::Revision, key::KeyRange};
 use kindred_wire::error::EtcdError;
 use tokio::sync::oneshot;
 
@@ -23,11 +23,17 @@ pub(crate) fn is_long(txn: &Txn) -> bool {
         KeyRange::Single(_) => 1,
         KeyRange::Span { .. } => usize::MAX,
     });
-    let read = txn.success.iter().chain(&txn.failure).map(|op| match op {
+    let ops = || txn.success.iter().chain(&txn.failure);
+    let read = ops().map(|op| match op {
         Op::Range(query) => core::keys_of(query),
         _ => 0,
     });
-    convert::is_read_only(txn) && compared.chain(read).fold(0, usize::saturating_add) > core::WHOLE_KEYS
+    // etcd takes a negative revision for the present one, or for a compacted one: that is for one turn to say.
+    let is_odd =
+        |op: &Op| matches!(op, Op::Range(query) if query.revision.is_some_and(|at| at < Revision::ZERO));
+    convert::is_read_only(txn)
+        && !ops().any(is_odd)
+        && compared.chain(read).fold(0, usize::saturating_add) > core::WHOLE_KEYS
 }
 
 impl Handle {
