@@ -389,9 +389,8 @@ impl Core {
 
     // ---- reads
 
-    /// Whether a read needs more than is visible now and has to wait for a raise.
-    pub fn waits(&mut self, query: &RangeQuery, hints: ReadHints) -> bool {
-        let ranges = std::slice::from_ref(&query.range);
+    /// Whether reads of these ranges need more than is visible now, and have to wait for a raise.
+    pub fn waits(&mut self, ranges: &[KeyRange], hints: ReadHints) -> bool {
         self.engine.read_waits(ranges, hints.min_revision)
             || hints.min_revision.is_some_and(|least| self.engine.current(ranges) < least)
     }
@@ -414,13 +413,6 @@ impl Core {
             self.engine.hold(self.clock.mono(), *header, pin);
         }
         Ok(started)
-    }
-
-    /// Whether a transaction of reads has to wait, as a read does.
-    pub fn reads_wait(&mut self, txn: &Txn, hints: ReadHints) -> bool {
-        let ranges = ranges_of(txn);
-        self.engine.read_waits(&ranges, hints.min_revision)
-            || hints.min_revision.is_some_and(|least| self.engine.current(&ranges) < least)
     }
 
     /// Begins a transaction of reads that are made one by one, at one revision. All are opened here, those of its compares first,

@@ -172,7 +172,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Keeps what the meta store has now, for [`Cluster::goes_back`].
+    /// Keeps what the meta store has now, for [`Cluster::restore_meta`].
     pub async fn keep_meta(&self, dir: &Path) -> anyhow::Result<()> {
         let kept = dir.join("meta.db");
         let kept = kept.to_str().context("a path")?;
@@ -180,8 +180,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Everything ends, the meta store has again what it had, and everything starts. Routers have no cache.
-    pub async fn goes_back(&mut self, dir: &Path) -> anyhow::Result<()> {
+    /// Ends every process, restores what [`Cluster::keep_meta`] kept, and starts all again; the routers have no cache.
+    pub async fn restore_meta(&mut self, dir: &Path) -> anyhow::Result<()> {
         self.routers.clear();
         for member in &self.members {
             member.kill().await?;

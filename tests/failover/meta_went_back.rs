@@ -38,7 +38,7 @@ fn f67_a_record_from_before_a_failover_wipes_nothing() {
         let newest = cluster.in_sync_of(1).await?;
         ensure!(newest != former, "{newest} serves");
 
-        cluster.goes_back(&dir).await?;
+        cluster.restore_meta(&dir).await?;
         let told = wait_for("the routers to say what is wrong", LIMIT, || async {
             let trouble = cluster.shown().await?["standbyTrouble"].as_str().unwrap_or_default().to_owned();
             Ok(trouble.contains("older than its members").then_some(trouble))

@@ -311,7 +311,7 @@ impl<'a> Of<'a> {
             match self.wish {
                 Some(Wish::Force { to, .. }) if Some(to) == primary => {}
                 Some(Wish::Force { .. }) => return self.forced(members, &why),
-                _ if self.is_last(newer) => {
+                _ if self.has_newest(newer) => {
                     let change = MembersChange::Adopt { member: newer.id.clone(), endpoint: url.to_owned() };
                     return self.write(members.term, self.next, change).but(why);
                 }
@@ -353,8 +353,9 @@ impl<'a> Of<'a> {
         newer.max_by_key(|(_, said)| said.named).copied()
     }
 
-    /// Whether nobody was promoted in the place of a member in doubt, and nobody has more than it has: all members answer.
-    fn is_last(&self, newer: &Said) -> bool {
+    /// Whether a member in doubt certainly has the newest data: all members answer, so none was promoted in its place, and no
+    /// standby that counted at it still runs, which would have more than its disk.
+    fn has_newest(&self, newer: &Said) -> bool {
         let has_more =
             |said: &Said| said.role == Role::Standby && said.whole && newer.counted.contains(&said.id);
         addresses(self.store).iter().all(|url| self.at(url).is_some_and(|said| !has_more(said)))
@@ -542,9 +543,9 @@ impl<'a> Of<'a> {
                 && said.id != members.primary
                 && match said.role {
                     Role::Primary => true,
-                    // It follows nobody in an earlier term than its own. A former primary may still send to it.
-                    // What it has is worth keeping until its disk is well.
+                    // It left the primary by itself, and goes on with what it has when its disk is well.
                     Role::Standby if !said.trouble.is_empty() => false,
+                    // It follows nobody in an earlier term than its own. A former primary may still send to it.
                     Role::Standby => {
                         let lost = said.silent >= ASTRAY || needs_after(said, primary.term);
                         !follows && (said.follows != url || (!said.connected && lost))

@@ -187,19 +187,20 @@ impl Machine {
                 };
                 (Answer::Apply(answer, applied), waits)
             }
-            Request::Read { query, hints, owner, answer } if core.waits(&query, hints) => {
-                // The read must show, for its whole range, what any of its Kinds already shows.
-                let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
-                let raise = Raise { ranges: vec![query.range.clone()], to, generation: hints.generation };
+            Request::Read { query, hints, owner, answer }
+                if core.waits(std::slice::from_ref(&query.range), hints) =>
+            {
+                let raise = raise_of_read(core, vec![query.range.clone()], hints);
                 let read = Call::Read { query, hints, owner, answer };
                 return self.pending.push(now, Until::Raised(raise, read));
             }
             Request::Read { query, hints, owner, answer } => {
                 (Answer::Read(answer, core.read(&query, hints, &owner)), AnswerWaits::default())
             }
-            Request::BeginReads { txn, hints, owner, answer } if core.reads_wait(&txn, hints) => {
-                let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
-                let raise = Raise { ranges: core::ranges_of(&txn), to, generation: hints.generation };
+            Request::BeginReads { txn, hints, owner, answer }
+                if core.waits(&core::ranges_of(&txn), hints) =>
+            {
+                let raise = raise_of_read(core, core::ranges_of(&txn), hints);
                 let begin = Call::BeginReads { txn, hints, owner, answer };
                 return self.pending.push(now, Until::Raised(raise, begin));
             }
@@ -551,6 +552,12 @@ impl Machine {
         self.settle(now);
         self.publish(now);
     }
+}
+
+/// The raise that a read waits for: it must show, for all of its ranges, what any of their Kinds already shows.
+fn raise_of_read(core: &mut Core, ranges: Vec<KeyRange>, hints: ReadHints) -> Raise {
+    let to = hints.min_revision.unwrap_or_else(|| core.engine.current_all());
+    Raise { ranges, to, generation: hints.generation }
 }
 
 /// Whether the clock's ceiling lets a request be executed now.

@@ -28,11 +28,11 @@ pub(crate) fn is_long(txn: &Txn) -> bool {
         Op::Range(query) => core::keys_of(query),
         _ => 0,
     });
-    // etcd takes a negative revision for the present one, or for a compacted one: that is for one turn to say.
-    let is_odd =
+    // etcd takes a negative revision for the present one, or for a compacted one: execution in one turn knows which.
+    let is_negative =
         |op: &Op| matches!(op, Op::Range(query) if query.revision.is_some_and(|at| at < Revision::ZERO));
     convert::is_read_only(txn)
-        && !ops().any(is_odd)
+        && !ops().any(is_negative)
         && compared.chain(read).fold(0, usize::saturating_add) > core::WHOLE_KEYS
 }
 
@@ -68,7 +68,7 @@ impl Handle {
         for (op, read) in ops.iter().zip(taken?) {
             reads.go_on()?;
             if let Op::Range(query) = op {
-                responses.push(OpAnswer::Range(made(query, read).await?));
+                responses.push(OpAnswer::Range(answer_of(query, read).await?));
             }
         }
         Ok(OpAnswer::Txn(TxnAnswer { header: at, succeeded, responses }))
@@ -94,7 +94,8 @@ impl<L: Iterator<Item = Result<LongRead, KvError>>, W: Fn() -> bool> Reads<L, W>
     }
 }
 
-async fn made(query: &RangeQuery, read: LongRead) -> Result<RangeAnswer, KvError> {
+/// The answer to a read that is open.
+async fn answer_of(query: &RangeQuery, read: LongRead) -> Result<RangeAnswer, KvError> {
     if query.count_only {
         let (header, count, contents) = (read.header, read.count, query.contents);
         return Ok(RangeAnswer { header, kvs: Vec::new(), more: false, count, contents });

@@ -145,6 +145,8 @@ pub struct Taking {
     now: Option<String>,
     /// Why nothing is received.
     stalls: Option<String>,
+    /// Why the standby has left its primary, until it is connected again.
+    left: Option<String>,
 }
 
 impl Taking {
@@ -159,10 +161,23 @@ impl Taking {
         }
     }
 
-    /// Why nothing is received any more.
-    #[must_use]
-    pub fn stalls(&self) -> Option<&str> {
+    /// Why nothing is received any more. The standby leaves its primary then.
+    pub fn leaves(&mut self) -> Option<&str> {
+        if self.stalls.is_some() {
+            self.left.clone_from(&self.stalls);
+        }
         self.stalls.as_deref()
+    }
+
+    /// Notes that the standby is connected to its primary.
+    pub fn connected(&mut self) {
+        self.left = None;
+    }
+
+    /// Why the standby takes nothing over, which lasts until it is connected again.
+    #[must_use]
+    pub fn trouble(&self) -> Option<&str> {
+        self.stalls.as_deref().or(self.left.as_deref())
     }
 }
 
@@ -196,13 +211,16 @@ mod tests {
         let (mut disk, why) = (Taking::default(), Some("it is full".to_owned()));
         let mut stalls = |takes_nothing: &Option<String>, at: u32| {
             disk.note(takes_nothing.clone(), at * MS);
-            disk.stalls().is_some()
+            disk.leaves().is_some()
         };
         assert_eq!([100, 2_099, 2_100].map(|at| stalls(&why, at)), [false, false, true]);
         assert!(stalls(&None, 2_200) && stalls(&None, 4_199), "it may be so for a moment");
         assert!(stalls(&why, 4_200) && stalls(&None, 4_300));
         assert!(!stalls(&None, 6_300));
         assert!(!stalls(&why, 6_400) && !stalls(&None, 8_399));
+        assert_eq!(disk.trouble(), Some("it is full"), "it is not connected again");
+        disk.connected();
+        assert_eq!(disk.trouble(), None);
     }
 
     #[test]

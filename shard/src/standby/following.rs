@@ -134,6 +134,11 @@ impl Follows {
     async fn run(mut self) {
         let mut told = false;
         loop {
+            if self.following.leaves().is_some() {
+                // The primary keeps what it would send meanwhile, as long as it can.
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
             let ended = self.connection().await;
             self.following.set_connected(false);
             match ended {
@@ -146,7 +151,6 @@ impl Follows {
                 }
                 Err(Ended::Lost(status)) => {
                     self.is_told(&status);
-                    self.until_the_disk_takes().await;
                     if !std::mem::replace(&mut told, true) {
                         tracing::warn!(primary = %self.target.primary, error = status.message(), "no connection to the primary: tried again");
                     }
@@ -154,16 +158,6 @@ impl Follows {
             }
             tokio::time::sleep(AGAIN).await;
         }
-    }
-
-    /// Waits while the disk takes nothing. The primary keeps what is sent meanwhile, as long as it can.
-    async fn until_the_disk_takes(&self) {
-        let Some(stalls) = self.following.stalls() else { return };
-        tracing::error!(stalls, "nothing is taken over from the primary until the disk takes it");
-        while self.following.stalls().is_some() {
-            tokio::time::sleep(AGAIN).await;
-        }
-        tracing::info!("the disk takes what the primary sends again");
     }
 
     /// Whoever does not serve may know who does. If that is not so, the former one is asked again.
@@ -214,10 +208,10 @@ impl Follows {
         let mut copy = has.is_none().then(|| Recovered { copied: true, ..Recovered::default() });
         loop {
             let follow_response::Says::Shipment(shipment) = next(&mut stream).await? else { continue };
-            if let Some(stalls) = self.following.stalls() {
+            if let Some(why) = self.following.leaves() {
                 // It stays unacknowledged, so the primary goes on without this standby, and memory does not take the disk's place.
-                self.following.leave(stalls.clone());
-                return Err(Ended::Lost(Status::unavailable(stalls)));
+                tracing::error!(why, "nothing is taken over from the primary until the disk takes it");
+                return Err(Ended::Lost(Status::unavailable(why)));
             }
             let position = Position(shipment.position);
             let last = shipment.copy() == Copy::Last;

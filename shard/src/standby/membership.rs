@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -146,8 +146,6 @@ pub struct Following {
     whole: AtomicBool,
     connected: AtomicBool,
     disk: Mutex<Taking>,
-    /// Why it has left its primary, until it is connected again.
-    left: Mutex<Option<String>>,
     /// Cancelled when nothing is taken over any more.
     pub stop: CancellationToken,
     /// Cancelled when it can only begin anew, with the reason.
@@ -167,7 +165,6 @@ impl Following {
             whole: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             disk: Mutex::default(),
-            left: Mutex::default(),
             stop: CancellationToken::new(),
             failed: CancellationToken::new(),
             reason: Mutex::new(None),
@@ -243,7 +240,7 @@ impl Following {
 
     pub(super) fn set_connected(&self, connected: bool) {
         if connected {
-            *self.left.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            self.disk().connected();
         }
         self.connected.store(connected, Ordering::Release);
     }
@@ -253,25 +250,18 @@ impl Following {
         self.disk().note(stalls, self.began.elapsed());
     }
 
-    /// See [`Taking::stalls`].
-    #[must_use]
-    pub fn stalls(&self) -> Option<String> {
-        self.disk().stalls().map(str::to_owned)
+    /// See [`Taking::leaves`].
+    pub(super) fn leaves(&self) -> Option<String> {
+        self.disk().leaves().map(str::to_owned)
     }
 
-    /// Notes why it has left its primary.
-    pub(super) fn leave(&self, why: String) {
-        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
-    }
-
-    /// Why it takes nothing over: its disk takes nothing, or it is not connected again since.
+    /// See [`Taking::trouble`].
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
-        let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.stalls().or(left)
+        self.disk().trouble().map(str::to_owned)
     }
 
-    fn disk(&self) -> std::sync::MutexGuard<'_, Taking> {
+    fn disk(&self) -> MutexGuard<'_, Taking> {
         self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

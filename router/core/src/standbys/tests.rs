@@ -175,7 +175,7 @@ fn f67_the_newest_member_wins_over_an_older_record_or_nobody_does() {
     let adopted = MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
     let anew = Said { whole: false, connected: false, ..standby("c2", 5) };
     assert_eq!(steps(&record, &[(A, &former), (B, &newest), (C, &anew)]), write(3, 6, adopted));
-    // What counted at it has more than its disk.
+    // A standby that counted at it and still runs has more than its disk.
     let runs = standby("c", 5);
     assert_eq!(steps(&record, &[(A, &former), (B, &newest), (C, &runs)]), []);
 
