@@ -96,6 +96,8 @@ pub struct Current {
     pub kind: usize,
     /// Its current revision.
     pub current: Revision,
+    /// What clients are shown of it at least: while a unit of the Kind is frozen, the final revision at most (R15a).
+    pub shown: Revision,
     /// The highest reading of its wall clock.
     pub held_micros: u64,
 }
@@ -573,9 +575,15 @@ impl History {
     }
 
     /// A store's current revision changed.
-    pub fn current(&self, store: StoreIx, kind: usize, current: Revision, held_micros: u64) {
+    pub fn current(
+        &self,
+        store: StoreIx,
+        kind: usize,
+        (current, shown): (Revision, Revision),
+        held_micros: u64,
+    ) {
         let order = self.world.order();
-        self.write().currents.push(Current { order, store, kind, current, held_micros });
+        self.write().currents.push(Current { order, store, kind, current, shown, held_micros });
     }
 
     /// A store holds this unit frozen.

@@ -102,8 +102,8 @@ struct Process {
     truth: truth::Watches,
     /// The service for moves.
     units: UnitService,
-    /// The last recorded revision of each Kind.
-    shown: RefCell<Vec<Revision>>,
+    /// The current revision of each Kind that was noted last, and what is shown of it.
+    noted: RefCell<Vec<(Revision, Revision)>>,
     /// When its next turn comes, if that is planned.
     planned: Cell<Option<Micros>>,
     /// When its files are worked on next, if that is planned.
@@ -187,7 +187,7 @@ impl Shard {
             streams: RefCell::default(),
             truth,
             units,
-            shown: RefCell::new(vec![Revision::ZERO; KINDS]),
+            noted: RefCell::new(vec![(Revision::ZERO, Revision::ZERO); KINDS]),
             planned: Cell::new(None),
             working: Cell::new(None),
         });
@@ -483,14 +483,23 @@ impl Shard {
     }
 
     fn note_currents(&self, process: &Process, core: &mut Core) {
-        for (kind, shown) in process.shown.borrow_mut().iter_mut().enumerate() {
+        let units = core.engine.unit_records();
+        let frozen = |kind: usize| {
+            let of_kind = units.iter().filter(move |record| record.by.unit.overlaps(&self.kinds[kind]));
+            of_kind.filter_map(|record| match record.state {
+                UnitState::Frozen { last } => Some(last),
+                _ => None,
+            })
+        };
+        for (kind, noted) in process.noted.borrow_mut().iter_mut().enumerate() {
             let mut current = core.engine.current(std::slice::from_ref(&self.kinds[kind]));
             if self.sabotage == Some(Sabotage::ShowsAhead) {
                 current = Revision(current.get() + (5_000 << SLOT_BITS));
             }
-            if std::mem::replace(shown, current) != current {
+            let shown = frozen(kind).fold(current, Revision::min);
+            if std::mem::replace(noted, (current, shown)) != (current, shown) {
                 let held = self.wall.highest(self.world.now());
-                self.history.current(self.index, kind, current, held);
+                self.history.current(self.index, kind, (current, shown), held);
             }
         }
     }

@@ -38,7 +38,7 @@ pub fn check(record: &Record) -> Result<(), String> {
                 };
                 let shown = record.currents.iter().filter(concerned);
                 let shown = shown.filter(|current| is_read(record, read.kind, current));
-                let shown = shown.map(|current| current.current).chain(answered(record, read));
+                let shown = shown.map(|current| current.shown).chain(answered(record, read));
                 if let Some(current) = shown.max().filter(|current| asked <= *current) {
                     return Err(format!(
                         "a read of {:?} at {asked} was refused as future, though {current} was shown before",
