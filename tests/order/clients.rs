@@ -155,8 +155,8 @@ async fn write_and_read(shared: Arc<Shared>, number: u64, mut rng: StdRng) {
                 }
             }
             Ok(_) => {}
-            Err(_) => {
-                shared.seen.unknown.fetch_add(1, SeqCst);
+            Err(status) => {
+                shared.seen.failed(&status);
                 tokio::time::sleep(BREATH).await;
             }
         }

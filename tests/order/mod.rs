@@ -78,7 +78,11 @@ async fn check(dir: &Path, case: Case) -> anyhow::Result<Counts> {
     report(&format!("order {name}: {found}"));
     let sound = if case.may_break() { found.shows_all() } else { found.is_sound() };
     ensure!(sound, "{name}: {found}\n{}", found.examples.join("\n"));
-    ensure!(case.fault.may_fail() || found.unknown == 0, "{name}: {found}: requests failed");
+    ensure!(
+        case.fault.may_fail() || found.unknown == 0,
+        "{name}: {found}: requests failed\n{}",
+        found.failures.join("\n")
+    );
     ensure!(
         case.fault == Fault::None || found.watches > calm,
         "{name}: {found}: no watch began with the fault"

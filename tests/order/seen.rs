@@ -12,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tonic::Status;
 
 const EXAMPLES_MAX: usize = 8;
 
@@ -34,17 +35,25 @@ pub struct Watch {
     pub events: Mutex<Vec<(i64, Bytes)>>,
 }
 
+fn keep(examples: &Mutex<Vec<String>>, example: String) {
+    let mut examples = examples.lock();
+    if examples.len() < EXAMPLES_MAX {
+        examples.push(example);
+    }
+}
+
 /// What all clients have seen.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// The highest revision that was shown to anybody.
     shown: AtomicI64,
-    pub unknown: AtomicU64,
+    unknown: AtomicU64,
     reads: AtomicU64,
     below: AtomicU64,
     stale: AtomicU64,
     writes: Mutex<Vec<Write>>,
     examples: Mutex<Vec<String>>,
+    failures: Mutex<Vec<String>>,
 }
 
 impl Seen {
@@ -61,15 +70,24 @@ impl Seen {
     pub fn wrote(&self, router: usize, write: Write, floor: i64) {
         if write.revision <= floor {
             self.below.fetch_add(1, SeqCst);
-            self.example(format!(
-                "router {router} acknowledged a write of {:?} at {}, {} after {floor} was shown",
-                write.key,
-                write.revision,
-                millis(floor, write.revision)
-            ));
+            keep(
+                &self.examples,
+                format!(
+                    "router {router} acknowledged a write of {:?} at {}, {} after {floor} was shown",
+                    write.key,
+                    write.revision,
+                    millis(floor, write.revision)
+                ),
+            );
         }
         self.shown.fetch_max(write.revision, SeqCst);
         self.writes.lock().push(write);
+    }
+
+    /// A request had no answer, or failed.
+    pub fn failed(&self, status: &Status) {
+        self.unknown.fetch_add(1, SeqCst);
+        keep(&self.failures, format!("{:?}: {}", status.code(), status.message()));
     }
 
     /// A read was answered with this revision in its header.
@@ -78,9 +96,10 @@ impl Seen {
         if revision < floor {
             self.stale.fetch_add(1, SeqCst);
             let below = millis(floor, revision);
-            self.example(format!(
-                "router {router} answered {what} at {revision}, {below} after {floor} was shown"
-            ));
+            keep(
+                &self.examples,
+                format!("router {router} answered {what} at {revision}, {below} after {floor} was shown"),
+            );
         }
         self.shown.fetch_max(revision, SeqCst);
     }
@@ -88,13 +107,6 @@ impl Seen {
     /// An event was received.
     pub fn received(&self, revision: i64) {
         self.shown.fetch_max(revision, SeqCst);
-    }
-
-    fn example(&self, example: String) {
-        let mut examples = self.examples.lock();
-        if examples.len() < EXAMPLES_MAX {
-            examples.push(example);
-        }
     }
 
     /// Judges the watches, of which each has received all that it will.
@@ -113,10 +125,13 @@ impl Seen {
                 if !has.contains(&(write.revision, &write.key)) {
                     let count = if write.revision < watch.from { &mut under } else { &mut missing };
                     *count += 1;
-                    self.example(format!(
-                        "a watch from {} through router {} does not show the later write of {:?} at {}",
-                        watch.from, watch.router, write.key, write.revision
-                    ));
+                    keep(
+                        &self.examples,
+                        format!(
+                            "a watch from {} through router {} does not show the later write of {:?} at {}",
+                            watch.from, watch.router, write.key, write.revision
+                        ),
+                    );
                 }
             }
         }
@@ -132,6 +147,7 @@ impl Seen {
             missing,
             under,
             examples: self.examples.lock().clone(),
+            failures: self.failures.lock().clone(),
         }
     }
 }
@@ -161,6 +177,8 @@ pub struct Counts {
     /// The same of writes that were acknowledged later, and below the watch's beginning.
     pub under: u64,
     pub examples: Vec<String>,
+    /// Why requests failed.
+    pub failures: Vec<String>,
 }
 
 impl Counts {
