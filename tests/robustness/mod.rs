@@ -185,7 +185,11 @@ fn long_kindred_passes_etcds_checkers_in_every_layout() {
                 cases.push(Case::calm(place, traffic));
             }
         }
-        cases.push(Case { compacts: true, ..Case::calm(place, Traffic::Kubernetes) });
+        // A client's compaction is not for an etcd beside the shards (docs/design.md, Stock etcds): what was compacted by the
+        // answer can still be read there.
+        if place.layout != Layout::Stock {
+            cases.push(Case { compacts: true, ..Case::calm(place, Traffic::Kubernetes) });
+        }
         // A fault takes as long at one router as at two, and finds less.
         let faults = Fault::ALL.into_iter().filter(|fault| *fault != Fault::None && place.routers == 2);
         cases.extend(
