@@ -3,6 +3,7 @@
 use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use kindred_engine::{
@@ -16,12 +17,17 @@ use kindred_partition_config::{
 };
 use kindred_proto::shard_v1::{self as pb, shard_server::Shard};
 use kindred_transport::clock::process_cpu;
+use tokio::time::Instant;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 
 use crate::{
     apply_loop::{Raise, RaiseSince, call},
-    core::{history, meet::Handshake, modes},
+    core::{
+        history,
+        meet::{Handshake, Opening},
+        modes,
+    },
     etcd::Member,
     etcd_status::{KvError, status},
     identity::Identity,
@@ -40,6 +46,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_SNAPSHOTS;
 /// Pins that one call may release; each release searches all that are held.
 pub(crate) const RELEASES_MAX: usize = 4096;
+/// How long a handshake waits for the ceiling of a clock that it has confirmed, and how often it looks.
+const CEILING_WAIT: Duration = Duration::from_millis(500);
+const CEILING_LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Clone)]
 pub struct ShardService {
@@ -74,6 +83,20 @@ impl ShardService {
     #[must_use]
     pub fn incarnation(&self) -> u64 {
         self.member.membership.incarnation()
+    }
+
+    /// The part of a handshake that runs on the loop, and what is wrong with the shard. A shard whose clock has just been
+    /// confirmed has a moment for its ceiling.
+    async fn meet(&self, handshake: Option<Handshake>) -> Result<(WallMicros, Opening, String), Status> {
+        let until = Instant::now() + CEILING_WAIT;
+        loop {
+            let (met, trouble) = self.member.handle.call(call::Meet { handshake }).await?;
+            let (now, opening) = met?;
+            if opening != Opening::AtCeiling || Instant::now() >= until {
+                return Ok((now, opening, trouble));
+            }
+            tokio::time::sleep(CEILING_LOOK).await;
+        }
     }
 }
 
@@ -138,9 +161,11 @@ impl Shard for ShardService {
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
         let opens_at = WallMicros(opens_at_micros);
         let handshake = is_meant.then_some(Handshake { reference, opens_at });
-        let (met, trouble) = self.member.handle.call(call::Meet { handshake }).await?;
-        let (now, awaits_clock) = met?;
-        if is_meant && !awaits_clock {
+        let (now, opening, trouble) = self.meet(handshake).await?;
+        let is_open = opening == Opening::Open;
+        if is_meant && is_open && !self.member.serves.load(Ordering::Acquire) {
+            // What its start means for readers (R25) is known to the next start before anything is shown.
+            self.member.handle.durable().await?;
             self.member.serves.store(true, Ordering::Release);
         }
         Ok(Response::new(pb::HelloResponse {
@@ -154,7 +179,7 @@ impl Shard for ShardService {
             revisions: (*revisions).to_owned(),
             name: self.member.name.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            awaits_clock,
+            awaits_clock: !is_open,
             lineage: lineage.map(|lineage| lineage.0).unwrap_or_default(),
             in_memory: *in_memory,
             trouble,

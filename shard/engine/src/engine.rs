@@ -65,6 +65,9 @@ pub struct Engine {
     imports: Vec<Imported>,
     /// See [`Engine::found`].
     found: Revision,
+    /// Where the clock stood at the start or the promotion, until it goes on from the wall clock. `None` for one that began
+    /// with nothing.
+    resumes: Option<Revision>,
 }
 
 impl Engine {
@@ -95,6 +98,7 @@ impl Engine {
             answer_waits: AnswerWaits::default(),
             imports: Vec::new(),
             found: start,
+            resumes: None,
             config,
         }
     }

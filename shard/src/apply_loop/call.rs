@@ -36,7 +36,7 @@ use crate::{
         Taken, WhenDurable,
         feeds::Pushed,
         jobs::{Jobs, Turn},
-        meet::Handshake,
+        meet::{Handshake, Opening},
         modes,
     },
     durability::status::DurabilityStatus,
@@ -342,11 +342,11 @@ calls! {
     // ---- routers
 
     /// The part of a handshake that runs here; `None`: the caller means another store. Answers the wall clock's reading,
-    /// whether the shard serves nothing yet, and what is wrong with it.
-    Meet { handshake: Option<Handshake> } -> (Result<(WallMicros, bool), Status>, String), |core| {
+    /// whether the shard serves, and what is wrong with it.
+    Meet { handshake: Option<Handshake> } -> (Result<(WallMicros, Opening), Status>, String), |core| {
         let met = match handshake {
             Some(handshake) => core.meet(handshake),
-            None => Ok((core.clock.reading(), !core.opened)),
+            None => Ok((core.clock.reading(), core.opening())),
         };
         (met, core.trouble())
     };

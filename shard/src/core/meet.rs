@@ -14,13 +14,24 @@ pub struct Handshake {
     pub opens_at: WallMicros,
 }
 
+/// Whether a shard serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opening {
+    Open,
+    /// As soon as its ceiling on disk has come to the present.
+    AtCeiling,
+    /// Not before its clock agrees, and the store that it replaces has ended.
+    Waits,
+}
+
 impl Core {
     /// Takes over the caller's reference time if the own clock agrees, and opens the shard when it is time. Returns the
-    /// wall clock's reading, and whether the shard still serves nothing.
+    /// wall clock's reading, and whether the shard serves. One that has just opened may show something only when everything
+    /// so far is durable.
     ///
     /// # Errors
     /// When the shard began before the store that it replaces can have ended.
-    pub fn meet(&mut self, handshake: Handshake) -> Result<(WallMicros, bool), Status> {
+    pub fn meet(&mut self, handshake: Handshake) -> Result<(WallMicros, Opening), Status> {
         let Handshake { reference, opens_at } = handshake;
         if reference.is_some_and(|reference| self.clock.confirm(reference)) {
             tracing::info!("a handshake confirmed the clock");
@@ -29,9 +40,13 @@ impl Core {
             // A caller that does not know of `opens_at` must not open the shard early.
             self.opens_at = self.opens_at.max(opens_at);
             if self.clock.is_confirmed() && self.clock.wall() >= self.opens_at {
+                if self.has_begun() && !self.engine.may_assign(self.clock.wall()) {
+                    return Ok((self.clock.reading(), Opening::AtCeiling));
+                }
                 self.opened = true;
                 // The shard has served nothing yet. The engine begins at a confirmed time, so its floor is right too.
                 self.begin();
+                self.engine.go_on(self.clock.wall());
                 tracing::info!("serving");
             }
         }
@@ -42,7 +57,12 @@ impl Core {
                 self.engine.floor()
             )));
         }
-        Ok((self.clock.reading(), !self.opened))
+        Ok((self.clock.reading(), self.opening()))
+    }
+
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        if self.opened { Opening::Open } else { Opening::Waits }
     }
 }
 

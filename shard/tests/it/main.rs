@@ -9,6 +9,7 @@ mod feeds;
 mod full_disk;
 mod internal;
 mod log;
+mod older_disk;
 mod pitfalls;
 mod restarts;
 mod units;

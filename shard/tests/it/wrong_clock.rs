@@ -1,57 +1,20 @@
 //! R3: a wall clock that is wrong for a while, at a start or while a shard runs.
 
-use std::{
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, UNIX_EPOCH},
-};
+use std::path::Path;
 
-use crate::common::*;
-use kindred_proto::shard_v1::{HelloRequest, shard_client::ShardClient};
-use kindred_shard::{clock::WallClock, config::Options};
+use crate::common::{clock::*, *};
+use kindred_proto::shard_v1::shard_client::ShardClient;
 
-/// 2026-01-01 in microseconds.
-const T0: u64 = 1_767_225_600_000_000;
-const SECOND: u64 = 1_000_000;
 const HOUR: u64 = 3_600 * SECOND;
 
-/// A wall clock that shows what it is set to.
-#[derive(Clone)]
-struct Wall(Arc<AtomicU64>);
-
-impl Wall {
-    fn at(micros: u64) -> Self {
-        Self(Arc::new(AtomicU64::new(micros)))
-    }
-
-    fn set(&self, micros: u64) {
-        self.0.store(micros, Ordering::SeqCst);
-    }
-
-    fn clock(&self) -> WallClock {
-        let shown = self.0.clone();
-        WallClock::Other(Arc::new(move || UNIX_EPOCH + Duration::from_micros(shown.load(Ordering::SeqCst))))
-    }
-}
-
 async fn start(dir: &Path, wall: &Wall, in_cluster: bool) -> Shard {
-    let options = Options { data_dir: Some(dir.to_owned()), in_cluster, ..Options::default() };
-    Shard::changed(options, |settings| settings.wall_clock = wall.clock()).await
+    start_in(dir, wall, in_cluster, None).await
 }
 
 /// Does what the loop does at each tick.
 async fn tick(shard: &Shard) {
     let tick = |core: &mut kindred_shard::core::Core| core.engine.progress_tick(core.clock.wall());
     shard.running.handle.inspect(tick).await.unwrap();
-}
-
-/// Makes the handshake of a router that has the right time.
-async fn hello(shard: &Shard, reference_micros: u64) {
-    let mut client = ShardClient::new(shard.channel().await);
-    client.hello(HelloRequest { reference_micros, ..HelloRequest::default() }).await.unwrap();
 }
 
 fn near(revision: i64, micros: u64) {

@@ -65,16 +65,18 @@ impl Recovery {
         // The first revision shown must be readable, gaps end at it, and none that was lost may have been shown at or
         // above it. A clean stop leaves the very last revision, which the wall clock may still be behind.
         engine.found = highest;
-        let start = match copied {
+        let present = if copied { given } else { engine.clock.promise(now) };
+        let start = match present {
             // The other engine goes on from there.
-            true => given,
-            false => match engine.clock.promise(now) {
-                start if start > given || dense => start,
-                _ => engine.clock.assign(now),
-            },
+            _ if copied || dense || present > given => present,
+            _ => engine.clock.assign(now),
         };
+        // Between the ceiling on disk and the present. Before the clock is confirmed, [`Engine::go_on`] looks at it.
+        let skips = present > given && given > Revision::ZERO;
+        engine.resumes = (!copied && !dense && !skips).then_some(start);
+        let skipped = Gap { after: if skips { given } else { start }, until: start };
         let lost = durable_to(&recovered.lost, &modes, &restored);
-        let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, start);
+        let fresh_gaps = new_gaps(&modes, &restored, &recovered.gaps, lost, skipped);
         let mut gaps = recovered.gaps;
         gaps.retain(|gap| gap.gap.until > compacted);
         let floors: Vec<KindGap> = gaps.extract_if(.., |gap| gap.is_floor()).collect();
@@ -85,7 +87,7 @@ impl Recovery {
         for record in units.records.iter_mut().filter(|record| record.is_visible()) {
             record.floor = record.floor.max(compacted);
             let taken_over = table.taken_over(&record.by.unit);
-            record.gaps.extend(gap_of_unit(&record.by.unit.range, &modes, (lost, taken_over), start));
+            record.gaps.extend(gap_of_unit(&record.by.unit.range, &modes, (lost, taken_over), skipped));
             record.gaps.retain(|gap| gap.until > compacted);
         }
         let space = &mut engine.space;
@@ -155,14 +157,15 @@ fn durable_to(lost: &Lost, modes: &KindModes, restored: &[RestoredKind]) -> Lost
     }
 }
 
-/// The gap that this start leaves in a Kind of this mode.
-fn gap(mode: Durability, lost: Lost, start: Revision) -> Gap {
+/// The gap that this start leaves in a Kind of this mode. A Kind that has lost nothing has the one that the clock has skipped:
+/// the process that left this disk has shown nothing there, and a later one has if this is an older disk (R25).
+fn gap(mode: Durability, lost: Lost, skipped: Gap) -> Gap {
     let after = match mode {
         Durability::None => (!lost.none_is_whole).then_some(Revision::ZERO),
         Durability::Buffered => lost.buffered,
         Durability::Fsync => lost.fsync,
     };
-    Gap { after: after.unwrap_or(start), until: start }
+    Gap { after: after.unwrap_or(skipped.after), ..skipped }
 }
 
 /// The gaps of this start: one for each Kind that differs from the rest, and one without a name for all others. Empty
@@ -172,16 +175,16 @@ fn new_gaps(
     restored: &[RestoredKind],
     known: &[KindGap],
     lost: Lost,
-    start: Revision,
+    skipped: Gap,
 ) -> Vec<KindGap> {
-    let others = gap(modes.default, lost, start);
+    let others = gap(modes.default, lost, skipped);
     let restored = restored.iter().map(|kind| &kind.prefix);
     let mut kinds: Vec<&Key> =
         restored.chain(modes.kinds.keys()).chain(known.iter().map(|gap| &gap.kind)).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let named = kinds.into_iter().filter(|kind| !kind.is_empty());
-    let named = named.map(|kind| KindGap { kind: kind.clone(), gap: gap(modes.of(kind), lost, start) });
+    let named = named.map(|kind| KindGap { kind: kind.clone(), gap: gap(modes.of(kind), lost, skipped) });
     let named: Vec<KindGap> = named.filter(|named| named.gap != others).collect();
     let others = KindGap { kind: Key::copy_from(b""), gap: others };
     let is_something = |gap: &KindGap| gap.gap.after.next() < gap.gap.until;
@@ -198,7 +201,7 @@ fn gap_of_unit(
     range: &KeyRange,
     modes: &KindModes,
     (lost, taken_over): (Lost, Option<Revision>),
-    start: Revision,
+    skipped: Gap,
 ) -> Option<Gap> {
     let taken_over = taken_over.filter(|_| lost.fsync.is_none());
     let lost = Lost { buffered: lost.buffered.map(|at| at.max(taken_over.unwrap_or(at))), ..lost };
@@ -213,6 +216,6 @@ fn gap_of_unit(
             touched.map(|(_, mode)| *mode).chain([modes.default]).collect()
         }
     };
-    let gaps = modes.into_iter().map(|mode| gap(mode, lost, start));
+    let gaps = modes.into_iter().map(|mode| gap(mode, lost, skipped));
     gaps.min_by_key(|gap| gap.after).filter(|gap| gap.after.next() < gap.until)
 }

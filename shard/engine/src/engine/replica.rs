@@ -11,7 +11,7 @@ use kindred_partition_config::{
     key::Key,
 };
 
-use super::{Engine, MonoMillis};
+use super::{Engine, MonoMillis, WallMicros};
 use crate::{
     durability::{DurableUnit, Imported, Logged, UnitTable},
     recover::KindReplay,
@@ -155,6 +155,7 @@ impl Engine {
         self.imports.clear();
         self.space.begin_shown(start);
         self.leases.renew(mono);
+        self.resumes = Some(start);
         Ok(())
     }
 
@@ -177,9 +178,26 @@ impl Engine {
         mono: MonoMillis,
     ) -> Result<(), ClockOffset> {
         self.promote(ceiling, mono)?;
-        let gap = Gap { after, until: self.clock.last() };
+        self.miss(Gap { after, until: self.clock.last() });
+        Ok(())
+    }
+
+    /// Lets the clock go on from the wall clock, for the first time since the start or the promotion. The process that left
+    /// this disk has shown nothing that lies between. If the disk is an older one, a later process has, and what it showed
+    /// is not here: every Kind has a gap there (R25). To be called before anything is shown, under a ceiling that leaves
+    /// room for the present. Without effect if the clock has gone on.
+    pub fn go_on(&mut self, now: WallMicros) {
+        let Some(after) = self.resumes.take() else { return };
+        let until = self.clock.promise(now);
+        let everything = self.space.everything();
+        self.space.raise_visible(&everything, until);
+        self.miss(Gap { after, until });
+    }
+
+    /// Gives every Kind and every unit this gap.
+    fn miss(&mut self, gap: Gap) {
         if gap.is_nothing() {
-            return Ok(());
+            return;
         }
         let of_all = KindGap { kind: Key::copy_from(b""), gap };
         let mut gaps = self.space.kind_gaps().to_vec();
@@ -190,6 +208,5 @@ impl Engine {
         self.space.set_gaps(gaps);
         self.space.outbox.push(|| Logged::Gap(Box::new(of_all)));
         self.log_units();
-        Ok(())
     }
 }

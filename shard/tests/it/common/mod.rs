@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::{Status, Streaming};
 
+pub mod clock;
 pub mod moves;
 pub mod process;
 

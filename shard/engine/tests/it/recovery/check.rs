@@ -27,6 +27,8 @@ pub struct Want {
     pub modes: KindModes,
     /// Up to this revision the log of mode buffered is whole; `None` when nothing is missing.
     pub after: Option<Revision>,
+    /// Nothing was shown above this one: the ceiling on disk.
+    pub found: Revision,
     /// The revision at which the engine began again.
     pub start: Revision,
     pub dense: bool,
@@ -85,9 +87,10 @@ impl Want {
         kinds.fold(self.floor(), Revision::max)
     }
 
-    /// The gap of a Kind, given as the last revision before it.
-    fn gap(&self, key: &[u8]) -> Option<Revision> {
-        match mode_of(&self.modes, key) {
+    /// The gap of a Kind, given as the last revision before it. What is above all that was shown may have been shown by a
+    /// process of which the disk is lost.
+    fn gap(&self, key: &[u8]) -> Revision {
+        let gap = match mode_of(&self.modes, key) {
             Durability::None => Some(Revision::ZERO),
             Durability::Fsync => None,
             Durability::Buffered => {
@@ -95,7 +98,8 @@ impl Want {
                 let last = self.changes.iter().filter(buffered).map(|change| change.revision).max();
                 self.after.map(|after| after.max(last.unwrap_or(after)))
             }
-        }
+        };
+        gap.unwrap_or(self.found)
     }
 
     fn leases(&self) -> BTreeMap<LeaseId, &LeaseState> {
@@ -112,7 +116,7 @@ impl Want {
     /// The revisions that are worth asking for.
     fn revisions(&self) -> BTreeSet<Revision> {
         let mut some: Vec<Revision> = self.changes.iter().map(|change| change.revision).collect();
-        some.extend([self.floor(), self.start]);
+        some.extend([self.floor(), self.found, self.start]);
         some.extend(KEYS.map(|key| self.floor_of(key.as_bytes())));
         some.extend(self.after);
         let near = some.iter().flat_map(|at| [at.prev(), *at, at.next()]);
@@ -146,7 +150,7 @@ pub fn all(engine: &mut Engine, want: &Want) {
 
 /// Whether a Kind reports that something may be missing at a revision.
 fn hidden(want: &Want, key: &[u8], at: Revision) -> bool {
-    want.gap(key).is_some_and(|after| after < at && at < want.start)
+    want.gap(key) < at && at < want.start
 }
 
 fn reads(engine: &mut Engine, want: &Want, range: &KeyRange, key: &[u8], at: Option<Revision>) {

@@ -2,6 +2,7 @@
 //! reference that knows every change: what a mode promises is there, at every revision, and nothing else.
 
 mod check;
+mod skipped;
 mod standby;
 mod stopped;
 mod world;

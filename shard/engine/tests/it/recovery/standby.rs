@@ -40,7 +40,7 @@ fn turn() -> impl Strategy<Value = Turn> {
     ]
 }
 
-fn hlc() -> RevisionMode {
+pub fn hlc() -> RevisionMode {
     RevisionMode::Hlc(Slot::new(5).expect("below 1024"))
 }
 
@@ -146,6 +146,7 @@ fn run(modes: KindModes, before: &[Turn], turns: &[Turn]) {
         // Of no Kind anything is missing.
         modes: KindModes::all(Durability::Fsync),
         after: None,
+        found: start,
         start,
         dense: false,
     };
