@@ -46,9 +46,12 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const FEATURES: u64 = kindred_proto::FEATURE_BATCHES | kindred_proto::FEATURE_BATCHED_SNAPSHOTS;
 /// Pins that one call may release; each release searches all that are held.
 pub(crate) const RELEASES_MAX: usize = 4096;
-/// How long a handshake waits for the ceiling of a clock that it has confirmed, and how often it looks.
-const CEILING_WAIT: Duration = Duration::from_millis(500);
+/// How long a handshake waits for the ceiling of a clock that it has confirmed, and how often it looks. Routers wait 1.8 s for
+/// a handshake.
+const CEILING_WAIT: Duration = Duration::from_millis(800);
 const CEILING_LOOK: Duration = Duration::from_millis(5);
+/// How long a handshake that opens the shard waits for the log.
+const LOG_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 pub struct ShardService {
@@ -87,12 +90,15 @@ impl ShardService {
 
     /// The part of a handshake that runs on the loop, and what is wrong with the shard. A shard whose clock has just been
     /// confirmed has a moment for its ceiling.
-    async fn meet(&self, handshake: Option<Handshake>) -> Result<(WallMicros, Opening, String), Status> {
+    async fn meet(&self, mut handshake: Option<Handshake>) -> Result<(WallMicros, Opening, String), Status> {
         let until = Instant::now() + CEILING_WAIT;
         loop {
+            if let Some(handshake) = &mut handshake {
+                handshake.patient = Instant::now() < until;
+            }
             let (met, trouble) = self.member.handle.call(call::Meet { handshake }).await?;
             let (now, opening) = met?;
-            if opening != Opening::AtCeiling || Instant::now() >= until {
+            if opening != Opening::AtCeiling {
                 return Ok((now, opening, trouble));
             }
             tokio::time::sleep(CEILING_LOOK).await;
@@ -160,12 +166,14 @@ impl Shard for ShardService {
         let lineage = self.joining.admit(caller, is_meant).await?;
         let reference = (reference_micros != 0).then_some(WallMicros(reference_micros));
         let opens_at = WallMicros(opens_at_micros);
-        let handshake = is_meant.then_some(Handshake { reference, opens_at });
+        let handshake = is_meant.then_some(Handshake { reference, opens_at, patient: true });
         let (now, opening, trouble) = self.meet(handshake).await?;
         let is_open = opening == Opening::Open;
         if is_meant && is_open && !self.member.serves.load(Ordering::Acquire) {
-            // What its start means for readers (R25) is known to the next start before anything is shown.
-            self.member.handle.durable().await?;
+            // What its start means for readers (R25) is known to the next start before anything is shown, if the disk takes it.
+            if let Ok(durable) = tokio::time::timeout(LOG_WAIT, self.member.handle.durable()).await {
+                durable?;
+            }
             self.member.serves.store(true, Ordering::Release);
         }
         Ok(Response::new(pb::HelloResponse {

@@ -210,8 +210,7 @@ async fn meet_shard(keeper: &Arc<StateKeeper>, store: &Store, spec: &StoreSpec) 
         ))
         .into()),
         _ if hello.awaits_clock => Err(Phase::Skewed(
-            "its clock does not agree with what this router calls now (R3), or its disk has not taken the ceiling of its clock \
-             (R2); it serves nothing until then"
+            "its clock does not agree with what this router calls now, and it serves nothing until it does (R3)"
                 .to_owned(),
         )
         .into()),

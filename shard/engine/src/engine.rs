@@ -65,8 +65,7 @@ pub struct Engine {
     imports: Vec<Imported>,
     /// See [`Engine::found`].
     found: Revision,
-    /// Where the clock stood at the start or the promotion, until it goes on from the wall clock. `None` for one that began
-    /// with nothing.
+    /// Where the clock stood at a start from a disk, until it goes on from the wall clock ([`Engine::go_on`]).
     resumes: Option<Revision>,
 }
 

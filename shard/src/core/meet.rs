@@ -12,6 +12,8 @@ pub struct Handshake {
     /// `None` if the caller has no reference.
     pub reference: Option<WallMicros>,
     pub opens_at: WallMicros,
+    /// Whether the caller waits for the ceiling. Otherwise the shard opens without: one whose disk takes nothing serves reads.
+    pub patient: bool,
 }
 
 /// Whether a shard serves.
@@ -32,7 +34,7 @@ impl Core {
     /// # Errors
     /// When the shard began before the store that it replaces can have ended.
     pub fn meet(&mut self, handshake: Handshake) -> Result<(WallMicros, Opening), Status> {
-        let Handshake { reference, opens_at } = handshake;
+        let Handshake { reference, opens_at, patient } = handshake;
         if reference.is_some_and(|reference| self.clock.confirm(reference)) {
             tracing::info!("a handshake confirmed the clock");
         }
@@ -40,13 +42,16 @@ impl Core {
             // A caller that does not know of `opens_at` must not open the shard early.
             self.opens_at = self.opens_at.max(opens_at);
             if self.clock.is_confirmed() && self.clock.wall() >= self.opens_at {
-                if self.has_begun() && !self.engine.may_assign(self.clock.wall()) {
+                let is_ready = self.engine.may_assign(self.clock.wall()) && !self.disk.is_failing();
+                if self.has_begun() && !is_ready && patient {
                     return Ok((self.clock.reading(), Opening::AtCeiling));
                 }
                 self.opened = true;
                 // The shard has served nothing yet. The engine begins at a confirmed time, so its floor is right too.
                 self.begin();
-                self.engine.go_on(self.clock.wall());
+                if is_ready {
+                    self.engine.go_on(self.clock.wall());
+                }
                 tracing::info!("serving");
             }
         }

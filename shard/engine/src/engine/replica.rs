@@ -155,7 +155,6 @@ impl Engine {
         self.imports.clear();
         self.space.begin_shown(start);
         self.leases.renew(mono);
-        self.resumes = Some(start);
         Ok(())
     }
 
@@ -182,8 +181,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the clock go on from the wall clock, for the first time since the start or the promotion. The process that left
-    /// this disk has shown nothing that lies between. If the disk is an older one, a later process has, and what it showed
+    /// Lets the clock go on from the wall clock, for the first time since a start at which it was not confirmed. The process that
+    /// left this disk has shown nothing that lies between. If the disk is an older one, a later process has, and what it showed
     /// is not here: every Kind has a gap there (R25). To be called before anything is shown, under a ceiling that leaves
     /// room for the present. Without effect if the clock has gone on.
     pub fn go_on(&mut self, now: WallMicros) {
