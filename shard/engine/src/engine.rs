@@ -65,7 +65,7 @@ pub struct Engine {
     imports: Vec<Imported>,
     /// See [`Engine::found`].
     found: Revision,
-    /// Where the clock stood at a start from a disk, until it goes on from the wall clock ([`Engine::go_on`]).
+    /// The revision at which the clock stands after a start from a disk, until it goes on from the wall clock ([`Engine::go_on`]).
     resumes: Option<Revision>,
 }
 

@@ -105,7 +105,7 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// Whether the condition holds for each of these keys of the range; without keys, whether it holds for a range that has none.
+    /// Whether the condition holds for each of these keys of the range. An empty list stands for a range that has no key.
     #[must_use]
     pub fn holds_for_all(&self, kvs: &[Version]) -> bool {
         if kvs.is_empty() { self.holds_for_none() } else { kvs.iter().all(|kv| self.holds_for(kv)) }

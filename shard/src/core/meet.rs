@@ -12,7 +12,8 @@ pub struct Handshake {
     /// `None` if the caller has no reference.
     pub reference: Option<WallMicros>,
     pub opens_at: WallMicros,
-    /// Whether the caller waits for the ceiling. Otherwise the shard opens without: one whose disk takes nothing serves reads.
+    /// Whether the shard waits for its ceiling before it opens. A caller that has waited long enough says no, so that a shard whose
+    /// disk takes nothing serves reads.
     pub patient: bool,
 }
 
@@ -20,7 +21,7 @@ pub struct Handshake {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
     Open,
-    /// As soon as its ceiling on disk has come to the present.
+    /// It opens as soon as its disk works and has a ceiling above the present.
     AtCeiling,
     /// Not before its clock agrees, and the store that it replaces has ended.
     Waits,
