@@ -43,7 +43,10 @@ fn one() {
     let Some(seed) = number(SEED) else { return };
     entropy::seed(seed);
     // The random numbers of a thread depend on how many it has drawn, so the run needs a new thread.
-    let ran = std::thread::Builder::new().name(format!("seed-{seed}")).spawn(move || one_seed(seed));
+    let ran = std::thread::Builder::new().name(format!("seed-{seed}")).spawn(move || {
+        entropy::stop_the_clock();
+        one_seed(seed)
+    });
     let done = ran.unwrap().join().unwrap().unwrap();
     say(&format!("netsim seed={seed} {}", summary(&done)));
     if let Some(complaint) = done.complaint {
