@@ -265,6 +265,19 @@ impl fmt::Display for Term {
 #[serde(transparent)]
 pub struct MemberId(pub String);
 
+impl MemberId {
+    /// Stands for a primary of which the record is lost. No member has it.
+    #[must_use]
+    pub fn unknown() -> Self {
+        Self("unknown".to_owned())
+    }
+
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        self.0 == "unknown"
+    }
+}
+
 impl fmt::Display for MemberId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -87,6 +87,9 @@ pub struct Args {
     /// meta store and every --meta-cache were lost [default: that of the meta store's state, minted with the first].
     #[arg(long, value_name = "UUID", requires = "meta")]
     pub lineage: Option<String>,
+    /// The cluster of --lineage is a new one, if no meta store knows it: `kindred up` mints the lineage.
+    #[arg(long, requires = "lineage", hide = true)]
+    pub minted: bool,
     /// kube-apiserver's --etcd-prefix; wins over the file.
     #[arg(long, value_name = "PREFIX")]
     pub etcd_prefix: Option<String>,
@@ -355,6 +358,7 @@ impl Args {
             founding: Founding {
                 cluster_id: self.cluster_id.map(ClusterId),
                 lineage: self.lineage.clone().map(Lineage),
+                goes_on: self.lineage.is_some() && !self.minted,
             },
         })
     }

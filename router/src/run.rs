@@ -188,7 +188,7 @@ pub async fn bind(
         urls if urls.is_empty() => Endpoint::advertised(&listening),
         urls => urls,
     };
-    let founding = Founding { cluster_id: settings.cluster_id, lineage: None };
+    let founding = Founding { cluster_id: settings.cluster_id, lineage: None, goes_on: false };
     let cluster_id = founding.cluster_id_of(&cluster.state()).0;
     let member_id = fnv(format!("{}\n{}", settings.name, client_urls.join(",")).as_bytes());
     let identity = Identity::new(cluster_id, member_id, settings.name, client_urls);

@@ -158,6 +158,17 @@ impl Identity {
         let written = || private::write(&path, &serde_json::to_vec_pretty(self)?);
         written().map_err(|source| IdentityError::Io { doing: "write", path: path.clone(), source })
     }
+
+    /// Removes the one in `directory`, if there is any.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn remove(directory: &Path) -> io::Result<()> {
+        match fs::remove_file(directory.join(FILE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -374,10 +374,15 @@ async fn open_standby(
         network: settings.network.clone(),
         ..ConnectOptions::default()
     });
+    let former = match role.does {
+        Does::Standby => Identity::read(kept.path())?.map(|former| membership::id_of(former.member_id)),
+        Does::Primary | Does::Superseded => None,
+    };
     let target = Target {
         primary: primary.clone(),
         connector,
         id: membership::id_of(identity.member_id),
+        former,
         name: settings.name.clone(),
         slot: settings.slot,
     };

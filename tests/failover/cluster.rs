@@ -4,6 +4,7 @@
 use std::{fs, path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
+use kindred_proto::shard_v1::MemberRequest;
 use kindred_tests::{
     admin::Admin,
     client::Client,
@@ -140,12 +141,10 @@ impl Cluster {
         let first = shard(dir, "first", STORE, 2, &[]).await?;
         let file = dir.join("config.json");
         fs::write(&file, config(&default.address, &first.address).to_string())?;
-        let mut routers = Vec::new();
-        for name in ["one", "two"] {
-            routers.push(router(dir, name, &meta, &file).await?);
-        }
         let members = vec![Member::new(first, &stop)];
-        Ok(Self { meta, routers, members, default, stop })
+        let mut cluster = Self { meta, routers: Vec::new(), members, default, stop };
+        cluster.start_routers(dir, &["one", "two"], &[]).await?;
+        Ok(cluster)
     }
 
     /// Starts so many standbys, says that the store is to have them, and waits until they are in sync.
@@ -182,16 +181,43 @@ impl Cluster {
 
     /// Ends every process, restores what [`Cluster::keep_meta`] kept, and starts all again; the routers have no cache.
     pub async fn restore_meta(&mut self, dir: &Path) -> anyhow::Result<()> {
+        self.end_all().await?;
+        self.meta = Etcd::restored(dir, "meta-back", &dir.join("meta.db")).await?;
+        self.members.iter().for_each(Member::up);
+        self.start_routers(dir, &["three", "four"], &[]).await
+    }
+
+    /// Loses the meta store, and starts every process again but that at `missing`. The routers have no cache, and the
+    /// configuration of before any failover.
+    pub async fn lose_meta(&mut self, dir: &Path, missing: Option<&str>) -> anyhow::Result<()> {
+        let first = self.members[0].shard.lock().await.client().await?;
+        let shown = first.standbys.clone().member(MemberRequest::default()).await?.into_inner();
+        let lineage = shown.lineage.context("a member that belongs to the cluster")?;
+        self.end_all().await?;
+        let meta = if missing.is_none() { "meta-anew" } else { "meta-anew-again" };
+        self.meta = Etcd::start(dir, meta).await?;
+        let back = self.members.iter().filter(|member| Some(member.url.as_str()) != missing);
+        back.for_each(Member::up);
+        let first = self.members[0].url.trim_start_matches("http://");
+        let mut config = config(&self.default.address, first);
+        let standbys: Vec<_> = self.members[1..].iter().map(|member| &member.url).collect();
+        config["stores"][1]["standby"] = json!({ "endpoints": standbys });
+        fs::write(dir.join("config.json"), config.to_string())?;
+        let names = if missing.is_none() { ["three", "four"] } else { ["five", "six"] };
+        self.start_routers(dir, &names, &[format!("--lineage={lineage}")]).await
+    }
+
+    async fn end_all(&mut self) -> anyhow::Result<()> {
         self.routers.clear();
         for member in &self.members {
             member.kill().await?;
         }
-        self.meta = Etcd::restored(dir, "meta-back", &dir.join("meta.db")).await?;
-        for member in &self.members {
-            member.up();
-        }
-        for name in ["three", "four"] {
-            self.routers.push(router(dir, name, &self.meta, &dir.join("config.json")).await?);
+        Ok(())
+    }
+
+    async fn start_routers(&mut self, dir: &Path, names: &[&str], flags: &[String]) -> anyhow::Result<()> {
+        for name in names {
+            self.routers.push(router(dir, name, &self.meta, &dir.join("config.json"), flags).await?);
         }
         Ok(())
     }
@@ -289,8 +315,14 @@ pub async fn shard(
     Shard::start(dir, folder, &flags).await
 }
 
-pub async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyhow::Result<Router> {
-    let args = vec![
+pub async fn router(
+    dir: &Path,
+    name: &str,
+    meta: &Etcd,
+    config: &Path,
+    more: &[String],
+) -> anyhow::Result<Router> {
+    let mut args = vec![
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),
         format!("--name={name}"),
@@ -299,6 +331,7 @@ pub async fn router(dir: &Path, name: &str, meta: &Etcd, config: &Path) -> anyho
         "--log-level=info,kindred_router::standbys=debug".to_owned(),
         CLUSTER.to_owned(),
     ];
+    args.extend_from_slice(more);
     let spec = Spec::router(&format!("router-{name}"), args)?;
     let process = Process::start(dir, spec).await?;
     let field = |name| anyhow::Ok(process.ready_field(name)?.trim_start_matches("http://").to_owned());

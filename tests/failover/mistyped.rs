@@ -76,7 +76,7 @@ fn f63_a_router_of_another_cluster_changes_nothing() {
         let file = dir.join("same.json");
         std::fs::write(&file, same.to_string())?;
         let meta = Etcd::start(&dir, "meta-of-another").await?;
-        let foreign = router(&dir, "foreign", &meta, &file).await?;
+        let foreign = router(&dir, "foreign", &meta, &file, &[]).await?;
         says(&foreign, "belongs to the cluster of lineage").await?;
         let body = json!({ "store": STORE, "to": cluster.members[1].url, "force": true });
         let (status, said) = foreign.admin.ask("POST", "/api/v1/failover", &body.to_string()).await?;

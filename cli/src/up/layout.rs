@@ -433,6 +433,9 @@ pub fn router(
         flag("store-key-file", tls.router.1.display().to_string());
         flag("store-trusted-ca-file", tls.ca.display().to_string());
     }
+    if args.cluster.as_ref().is_some_and(|cluster| cluster.lineage.is_some()) {
+        words.push("--minted".to_owned());
+    }
     words.extend(flags::of_router(&args.section).unwrap_or_default());
     words.extend(args.client_tls_flags());
     admin_flags(&mut words, &args.admin_port);

@@ -41,7 +41,8 @@ pub enum MembersChange {
     /// The standbys that count are these. The primary must wait for the new ones already (R18); only when this is written,
     /// it may continue without the others.
     InSync(Vec<MemberId>),
-    /// A member says that it serves in a later term than the record's: the store of the record has lost its newest data.
+    /// A record named this member in a later term than that of the record, or there is no record any more: the store of the record has
+    /// lost its newest data.
     Adopt {
         member: MemberId,
         /// Where it listens. It changes places with the former primary.
@@ -76,6 +77,24 @@ pub enum MembersRefusal {
 }
 
 impl Members {
+    /// In the place of a record that is lost. Its term says nothing.
+    #[must_use]
+    pub fn lost() -> Self {
+        Self {
+            term: Term(1),
+            primary: MemberId::unknown(),
+            in_sync: Vec::new(),
+            forced: None,
+            forced_in: None,
+        }
+    }
+
+    /// Whether this stands in the place of a record that is lost, and nobody has forced another since.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        *self == Self::lost()
+    }
+
     fn change(&self, term: Term, change: &MembersChange) -> Result<Self, MembersRefusal> {
         let alone = |primary: &MemberId, forced: Option<u64>| Self {
             term,
@@ -130,7 +149,7 @@ impl ClusterState {
         }
         let members = match (&object.members, change) {
             (Some(members), change) => members.change(term, change)?,
-            (None, MembersChange::Begin(primary)) => {
+            (None, MembersChange::Begin(primary) | MembersChange::Adopt { member: primary, .. }) => {
                 Members { term, primary: primary.clone(), in_sync: Vec::new(), forced: None, forced_in: None }
             }
             (None, _) => return Err(MembersRefusal::Stale { read, now }),
@@ -149,6 +168,15 @@ impl ClusterState {
         }))
     }
 
+    /// The document in which each store with standbys has a record that knows of no primary: it had one, which is lost.
+    #[must_use]
+    pub fn with_lost_members(mut self) -> Self {
+        for store in self.stores.iter_mut().filter(|store| store.standby.is_some()) {
+            store.members = Some(Members::lost());
+        }
+        self
+    }
+
     /// Says which standbys a store is to have. Those that it has no more leave the record later, by its routers.
     ///
     /// # Errors
@@ -160,6 +188,20 @@ impl ClusterState {
     ) -> Result<Self, Vec<FieldError>> {
         let (at, object) = self.known(name)?;
         let mut errors = FieldErrors::default();
+        if let Some(members) = &object.members
+            && members.primary.is_unknown()
+            && let Some(gone) = object
+                .standby
+                .iter()
+                .flat_map(|known| &known.endpoints)
+                .find(|url| standby.as_ref().is_none_or(|standby| !standby.endpoints.contains(url)))
+        {
+            return Err(refused(
+                format!("{}.standby", store_path(name)),
+                format!("the record of the members is lost, and {gone} may be the one that serves"),
+                "wait until it is known who serves, or have a member serve by kindred store failover --to URL --force",
+            ));
+        }
         let config = StoreConfig { standby: standby.clone(), ..object.config() };
         self.check_store(at, config, &mut errors);
         if standby.is_some() && object.endpoints.is_empty() {
@@ -271,6 +313,10 @@ mod tests {
         let two = state.set_standby(&name, standby(&["http://b:1", "http://c:1"])).unwrap();
         assert_eq!(two.stores[0].standby.as_ref().unwrap().mode, StandbyMode::Async);
         assert_eq!(two.set_standby(&name, None).unwrap().stores[0].standby, None);
+        let lost = two.clone().with_lost_members();
+        let refused = lost.set_standby(&name, standby(&["http://c:1"])).unwrap_err();
+        assert!(refused[0].to_string().contains("http://b:1 may be the one that serves"), "{refused:?}");
+        assert!(lost.set_standby(&name, two.stores[0].standby.clone()).is_ok());
         // Another store gets no address of a member of this one either.
         let errors = two.set_standby(&other, standby(&["http://c:1"])).unwrap_err();
         assert!(errors[0].to_string().contains("servicegroups/other.standby.endpoints[0]"), "{errors:?}");

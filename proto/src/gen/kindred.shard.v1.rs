@@ -1015,6 +1015,10 @@ pub struct FollowBegin {
     pub run: u64,
     #[prost(uint64, tag = "5")]
     pub position: u64,
+    /// The former life of this process, by its folder a standby of the store that was never promoted; empty if it was none. It
+    /// cannot be promoted any more: a primary in doubt about it alone knows that nobody was (R20).
+    #[prost(string, tag = "6")]
+    pub former: ::prost::alloc::string::String,
 }
 /// Everything up to there is received, in memory. Sent for every shipment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1258,6 +1262,9 @@ pub struct MemberResponse {
     /// At a standby: why it takes nothing over, as its disk takes nothing; empty if it does.
     #[prost(string, tag = "18")]
     pub trouble: ::prost::alloc::string::String,
+    /// At a primary in doubt: standbys that began anew since, by the names of their former lives, and were never promoted.
+    #[prost(string, repeated, tag = "19")]
+    pub never_promoted: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Nested message and enum types in `MemberResponse`.
 pub mod member_response {

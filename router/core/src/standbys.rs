@@ -68,6 +68,8 @@ pub struct Said {
     pub yielded: bool,
     /// At a primary: those that it waits for, sorted.
     pub counted: Vec<MemberId>,
+    /// At a primary in doubt: standbys that were never promoted, and have begun anew since as other members.
+    pub never_promoted: Vec<MemberId>,
     /// At a primary: those that follow, or followed.
     pub followers: Vec<Follower>,
     /// Whether it has the cluster's lineage on its disk, by which it refuses the routers of every other cluster (R21).
@@ -120,9 +122,20 @@ impl Look {
 pub enum Wish {
     /// The standby at this address serves, and nothing is lost.
     Handover { to: String },
-    /// The standby at this address serves, whatever it lacks: the operator asserts that this primary is dead, and no other.
-    /// It opens at this time, in microseconds since the Unix epoch (R14).
+    /// The standby at this address serves, whatever it lacks: the operator asserts that this primary is dead, and no other;
+    /// without a record, whoever was the primary. It opens at this time, in microseconds since the Unix epoch (R14).
     Force { to: String, dead: MemberId, opens_at: u64 },
+}
+
+impl Wish {
+    /// The primary that an operator has said to be dead.
+    #[must_use]
+    pub fn dead(&self) -> Option<&MemberId> {
+        match self {
+            Self::Handover { .. } => None,
+            Self::Force { dead, .. } => Some(dead),
+        }
+    }
 }
 
 /// Something to do. All of it may be repeated.
@@ -196,7 +209,10 @@ pub fn decide(
     let highest = terms.chain([recorded]).max().unwrap_or(recorded);
     let store = Of { store, looks, fresh, now, next: Term(highest.0 + 1), wish };
     match &store.store.members {
-        None => store.first_record(),
+        None => store.without_record(Term(0)),
+        Some(members) if members.is_lost() || (members.primary.is_unknown() && !store.means_unknown()) => {
+            store.without_record(members.term)
+        }
         Some(members) => store.with_record(members),
     }
 }
@@ -256,44 +272,6 @@ impl<'a> Of<'a> {
         Decision::step(Step::Write { read, term, change })
     }
 
-    fn first_record(&self) -> Decision {
-        let Some(url) = self.store.endpoints.first() else {
-            return Decision::waits("the store has no address", false);
-        };
-        let serves = |said: &Said| said.role == Role::Primary && !said.in_doubt;
-        let all = addresses(self.store).iter().all(|url| self.at(url).is_some());
-        let another = self.fresh.iter().find(|(at, said)| at != url && serves(said)).map(|(at, _)| *at);
-        match self.at(url).filter(|said| said.role == Role::Primary) {
-            // It may have lost its disk, while a standby has everything.
-            Some(said) if !said.bound => Decision::waits(
-                format!(
-                    "{url} does not belong to this cluster: its disk fails, or it was started anew without its data. Start it with \
-                     its former folder"
-                ),
-                false,
-            ),
-            // Otherwise the record is lost, and none of the others was promoted.
-            Some(said) if serves(said) || (all && another.is_none()) => {
-                self.write(Term(0), self.next, MembersChange::Begin(said.id.clone()))
-            }
-            Some(_) => Decision::waits(
-                "there is no record of its members, and its primary has restarted: one of the others may have been promoted",
-                false,
-            ),
-            None => {
-                let is = self.at(url).map_or_else(|| self.why(url), |_| "it is a standby".to_owned());
-                let name = &self.store.name;
-                let other = another.map(|other| {
-                    format!(
-                        ". The store is served by {other}: take the standbys off (kindred store standby remove {name}), make that its \
-                         endpoint, and add them again"
-                    )
-                });
-                Decision::waits(format!("{url} does not serve: {is}{}", other.unwrap_or_default()), false)
-            }
-        }
-    }
-
     fn with_record(&self, members: &Members) -> Decision {
         let later = self.fresh.iter().find(|(_, said)| {
             said.role == Role::Primary
@@ -311,17 +289,13 @@ impl<'a> Of<'a> {
             match self.wish {
                 Some(Wish::Force { to, .. }) if Some(to) == primary => {}
                 Some(Wish::Force { .. }) => return self.forced(members, &why),
-                _ if self.has_newest(newer) => {
+                _ if self.is_newest(newer) => {
                     let change = MembersChange::Adopt { member: newer.id.clone(), endpoint: url.to_owned() };
                     return self.write(members.term, self.next, change).but(why);
                 }
                 _ => {
-                    let name = &self.store.name;
-                    let text = format!(
-                        "{why}, has restarted, and another may have been promoted since. Start all of them; if nobody serves then, \
-                         run kindred store failover {name} --to {url} --force"
-                    );
-                    return Decision::waits(text, false);
+                    let text = format!("{why}, has restarted, and another may have been promoted since");
+                    return Decision::waits(self.start_or_choose(text, Some((url, newer))), false);
                 }
             }
         }
@@ -351,14 +325,6 @@ impl<'a> Of<'a> {
                 && said.named > members.term
         });
         newer.max_by_key(|(_, said)| said.named).copied()
-    }
-
-    /// Whether a member in doubt certainly has the newest data: all members answer, so none was promoted in its place, and no
-    /// standby that counted at it still runs, which would have more than its disk.
-    fn has_newest(&self, newer: &Said) -> bool {
-        let has_more =
-            |said: &Said| said.role == Role::Standby && said.whole && newer.counted.contains(&said.id);
-        addresses(self.store).iter().all(|url| self.at(url).is_some_and(|said| !has_more(said)))
     }
 
     /// The record names a former primary by force: it is told.
@@ -420,7 +386,11 @@ impl<'a> Of<'a> {
         }
         let mut decision = self.counting(members, url.clone(), primary);
         let astray = self.astray(members, &url, primary);
-        if decision.steps.is_empty() && astray.iter().any(|(_, said)| needs_after(said, members.term)) {
+        let refuses = |said: &Said| {
+            // Of two records that were lost, both may have named somebody in this term.
+            needs_after(said, members.term) || (said.role == Role::Primary && said.named == members.term)
+        };
+        if decision.steps.is_empty() && astray.iter().any(|(_, said)| refuses(said)) {
             decision = self.write(members.term, self.next, MembersChange::InSync(members.in_sync.clone()));
         }
         let tell = |(at, _): &(&str, &Said)| Step::Supersede {
@@ -630,7 +600,7 @@ impl<'a> Of<'a> {
         let since = self.looks.get(url).and_then(|look| look.held).unwrap_or(self.now);
         let waited = self.now.saturating_sub(since) >= IN_DOUBT;
         // A count that no record followed leaves a later term too, and no trace elsewhere.
-        if primary.named > members.term && !is_known {
+        if primary.named > members.term && !is_known && !self.is_newest(primary) {
             return Decision::waits(
                 format!(
                     "its primary has restarted and knows of a later term than the record: a member that does not answer may \
@@ -641,7 +611,8 @@ impl<'a> Of<'a> {
             );
         }
         if !members.in_sync.is_empty() || primary.term > members.term {
-            if !waited && !members.in_sync.is_empty() {
+            let may_come = members.in_sync.iter().any(|id| !primary.never_promoted.contains(id));
+            if !waited && may_come {
                 return Decision::waits("its primary has restarted, and its standbys do not answer", false);
             }
             return self.write(members.term, self.next, MembersChange::InSync(Vec::new()));
@@ -685,7 +656,8 @@ impl<'a> Of<'a> {
             };
         }
         let answers = self.by_id(&members.primary).is_some();
-        if standby.silent < SUSPECT && !answers && self.wish.is_none() {
+        let of_another = |wish: &Wish| wish.dead().is_some_and(|dead| *dead != members.primary);
+        if standby.silent < SUSPECT && !answers && self.wish.is_none_or(of_another) {
             // It hears of its primary, which only this router does not reach.
             let hurry = self.looks.get(primary).is_some_and(|look| look.failed.is_some());
             return Decision::waits(
@@ -713,6 +685,12 @@ impl<'a> Of<'a> {
             return Decision::waits(text, false);
         };
         if let Some(former) = self.at(to).filter(|said| said.role == Role::Primary) {
+            if !former.bound {
+                let text = format!(
+                    "{to} does not belong to this cluster: its disk fails, or it was started anew without its data"
+                );
+                return Decision::waits(text, false);
+            }
             // In a later term than the record's it refuses what an older record says, and in a later one than that in which it was
             // named it opens anew.
             if former.term <= members.term.max(former.named) || !(former.in_doubt || former.yielded) {
@@ -736,5 +714,6 @@ impl<'a> Of<'a> {
     }
 }
 
+mod lost;
 #[cfg(test)]
 mod tests;

@@ -10,13 +10,16 @@ use kindred_transport::random;
 pub struct Founding {
     pub cluster_id: Option<ClusterId>,
     pub lineage: Option<Lineage>,
+    /// A state that is founded is that of a cluster that was there before, and whose state was lost.
+    pub goes_on: bool,
 }
 
 impl Founding {
-    /// The first state of a new cluster.
+    /// The first state of a new cluster, or of one that goes on under its lineage after the state was lost.
     #[must_use]
     pub fn found(&self, state: ClusterState) -> ClusterState {
         let id = self.cluster_id.unwrap_or_else(|| ClusterId(random::bits().max(1)));
+        let state = if self.goes_on { state.with_lost_members() } else { state };
         state.founded(id, &self.lineage())
     }
 
@@ -81,7 +84,8 @@ mod tests {
     }
 
     fn founding(id: u64, lineage: &str) -> Founding {
-        Founding { cluster_id: Some(ClusterId(id)), lineage: Some(Lineage(lineage.to_owned())) }
+        let lineage = Some(Lineage(lineage.to_owned()));
+        Founding { cluster_id: Some(ClusterId(id)), lineage, goes_on: false }
     }
 
     #[test]
@@ -90,6 +94,13 @@ mod tests {
         assert!(one.cluster_id != other.cluster_id && one.kinship(&other) == Kinship::Foreign);
         let named = founding(7, "a").found(bare());
         assert_eq!((named.cluster_id, named.revision), (Some(ClusterId(7)), bare().revision));
+        let pair = "default: a\nstores: [{name: a, slot: 1, endpoints: [\"http://a:1\"], standby: {endpoints: [\"http://b:1\"]}}]\n";
+        let pair = ClusterState::bootstrap(&parse_config(pair).unwrap()).unwrap();
+        assert_eq!(Founding::default().found(pair.clone()).stores[0].members, None);
+        assert_eq!(founding(7, "a").found(pair.clone()).stores[0].members, None);
+        let lost = Founding { goes_on: true, ..founding(7, "a") };
+        let members = lost.found(pair).stores[0].members.clone().unwrap();
+        assert!(members.primary.is_unknown(), "somebody was the primary when the state was lost");
         let upgraded = Founding::default().upgrade(&bare());
         assert_eq!(upgraded.cluster_id, Some(ClusterId(DEFAULT_CLUSTER_ID)), "its shards were told this one");
         assert_eq!(Founding::default().upgrade(&upgraded), upgraded);

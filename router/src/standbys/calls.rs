@@ -145,6 +145,7 @@ fn said(answer: pb::MemberResponse, lineage: &str) -> Said {
         in_doubt: answer.in_doubt,
         yielded: answer.yielded,
         counted,
+        never_promoted: answer.never_promoted.into_iter().map(MemberId).collect(),
         followers: followers.collect(),
         // Members of earlier versions do not say it.
         bound: lineage.is_empty() || answer.lineage.is_none_or(|kept| kept == lineage),

@@ -74,6 +74,14 @@ impl FailoverBody {
                 let message = format!("{to} is none of its standbys");
                 return Err(field("to", message, format!("name one of {}", standby.endpoints.join(", "))));
             }
+            None if self.force
+                && object.members.as_ref().is_none_or(|record| record.primary.is_unknown()) =>
+            {
+                let trouble = shown.trouble.clone().unwrap_or_default();
+                let message =
+                    format!("there is no record of the members, so nobody knows who is in sync: {trouble}");
+                return Err(field("to", message, "name the member that is to serve"));
+            }
             None => match standby.endpoints.iter().find(in_sync).or(standby.endpoints.first()) {
                 Some(to) => to.clone(),
                 None => return Err(field("to", "there is no standby".to_owned(), "add one")),
@@ -90,9 +98,13 @@ impl FailoverBody {
         }
         let primary = object.endpoints.first().map_or("", String::as_str);
         // Another one there is one that lost its disk.
-        let is_it = |id: &MemberId| object.members.as_ref().is_none_or(|record| record.primary == *id);
-        let lives =
-            said(primary).is_some_and(|said| said.role == Role::Primary && !said.in_doubt && is_it(&said.id));
+        let is_it = |id: &MemberId| match &object.members {
+            Some(record) => record.primary == *id,
+            None => to != primary,
+        };
+        let lives = said(primary).is_some_and(|said| {
+            said.role == Role::Primary && said.bound && !said.in_doubt && is_it(&said.id)
+        });
         if lives {
             let message = format!("the primary at {primary} lives");
             return Err(field(
@@ -106,11 +118,8 @@ impl FailoverBody {
                 "the clocks of the stores are not known yet: try again in some seconds".to_owned(),
             )
         })?;
-        let Some(dead) = object.members.as_ref().map(|record| record.primary.clone()) else {
-            return Err(ApiError::Unavailable(
-                "the members of the store are not known yet: try again".to_owned(),
-            ));
-        };
+        // Without a record it is whoever was the primary.
+        let dead = object.members.as_ref().map_or_else(MemberId::unknown, |record| record.primary.clone());
         Ok(Wish::Force { to, dead, opens_at: now.saturating_add(2 * MAX_OFFSET_MICROS) })
     }
 
@@ -134,17 +143,27 @@ impl FailoverBody {
             Wish::Handover { to } => (to.clone(), HANDOVER_MAX),
             Wish::Force { to, .. } => (to.clone(), FORCE_MAX),
         };
-        let before = object.members.as_ref().map(|members| members.term);
+        let named = |object: &StoreObject| {
+            let record = object.members.as_ref().filter(|record| !record.primary.is_unknown());
+            record.map(|record| record.term)
+        };
+        let (before, dead) = (named(object), wish.dead().cloned());
         let began = Instant::now();
         store.members().set_wish(Some(wish));
         let _wished = Wished(&store);
         loop {
             let state = mover.keeper.cluster.state();
             let now = state.store(&self.store).map(|(_, object)| object);
-            let is_it = now.is_some_and(|object| {
-                object.endpoints.first() == Some(&to)
-                    && object.members.as_ref().map(|members| members.term) != before
-            });
+            let is_it =
+                now.is_some_and(|object| object.endpoints.first() == Some(&to) && named(object) != before);
+            let serves = now.and_then(|object| object.members.as_ref()).map(|record| &record.primary);
+            if let (Some(dead), Some(serves)) = (&dead, serves.filter(|serves| !serves.is_unknown()))
+                && serves != dead
+                && !is_it
+            {
+                let message = format!("another member is the primary by now: {serves}");
+                return Err(field("to", message, "see kindred status"));
+            }
             if is_it && store.ready().is_ok() {
                 let millis = began.elapsed().as_millis();
                 return Ok(json!({

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kindred_partition_config::ids::{Revision, Slot};
+use kindred_partition_config::ids::{MemberId, Revision, Slot};
 use kindred_proto::etcdserverpb::StatusRequest;
 use kindred_proto::shard_v1::{HelloRequest, HelloResponse, KeyRange, RaiseRequest};
 use kindred_proto::{FEATURE_BATCHED_SNAPSHOTS, FEATURE_BATCHES};
@@ -183,6 +183,12 @@ async fn meet_etcd(store: &Store) -> Result<Identity, Met> {
 }
 
 async fn meet_shard(keeper: &Arc<StateKeeper>, store: &Store, spec: &StoreSpec) -> Result<Identity, Met> {
+    if spec.primary.as_ref().is_some_and(MemberId::is_unknown) {
+        // A member that was away since another was promoted may be at its address, or one with an empty disk, which a handshake
+        // would make one of this cluster.
+        let why = "the record of its members is lost, and nobody has said yet who serves: see kindred status";
+        return Err(Phase::Down(why.to_owned()).into());
+    }
     let clocks = keeper.stores.clocks();
     let mut hello = ask(keeper, store, spec).await?;
     let identity = check(spec, keeper.identity.cluster_id, &hello).map_err(Phase::Refused)?;

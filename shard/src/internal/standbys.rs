@@ -178,7 +178,13 @@ impl StandbyService {
     /// Refuses whom this member cannot be the primary of.
     async fn check_follower(&self, begin: &pb::FollowBegin) -> Result<Term, Status> {
         let Store { name, slot, dense, .. } = &*self.store;
-        let term = self.membership.machine.lock().await.may_be_followed().map_err(|primary| {
+        let mut machine = self.membership.machine.lock().await;
+        if begin.name == *name && begin.slot == u32::from(slot.get()) && !begin.former.is_empty() {
+            machine.note_never_promoted(MemberId(begin.former.clone()));
+        }
+        let term = machine.may_be_followed();
+        drop(machine);
+        let term = term.map_err(|primary| {
             let mut status = Status::unavailable("kindred: this member does not serve: follow its primary");
             if let Some(primary) = primary.and_then(|primary| primary.parse().ok()) {
                 status.metadata_mut().insert(PRIMARY, primary);
@@ -397,6 +403,7 @@ impl Standbys for StandbyService {
             primary_url: role.primary.unwrap_or_default(),
             yielded: machine.yielded(),
             named_term: role.named.0,
+            never_promoted: machine.never_promoted().map(|id| id.0.clone()).collect(),
             trouble: following.and_then(|following| following.trouble()).unwrap_or_default(),
             lineage: Some(self.joining.kept_lineage().await.map(|lineage| lineage.0).unwrap_or_default()),
         }))

@@ -39,6 +39,8 @@ pub struct Target {
     pub primary: Endpoint,
     pub connector: Connector,
     pub id: MemberId,
+    /// The former life of this process, if that was a standby that was never promoted.
+    pub former: Option<MemberId>,
     pub name: String,
     pub slot: Slot,
 }
@@ -182,6 +184,7 @@ impl Follows {
             slot: u32::from(target.slot.get()),
             run: if has.is_some() { self.run } else { 0 },
             position: has.map_or(0, |has| has.0),
+            former: target.former.as_ref().map(|former| former.0.clone()).unwrap_or_default(),
         };
         let begin = pb::FollowRequest { says: Some(follow_request::Says::Begin(begin)) };
         // There is room for the first message.

@@ -2,7 +2,10 @@
 //! happens. There is no I/O and no clock here: the caller brings a call through its [`Act`]s, one after the other, and one
 //! call at a time. A call whose act fails ends there; whatever was done until then is safe, and the call may be repeated.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    time::Duration,
+};
 
 use kindred_partition_config::ids::{Revision, SLOT_BITS, Term};
 
@@ -15,6 +18,9 @@ use super::{
 
 /// A standby that has acknowledged something within this time follows its primary.
 const HEARS: Duration = Duration::from_secs(5);
+
+/// So many standbys that were never promoted are noted; a store has two at most.
+const NEVER_PROMOTED_MAX: usize = 16;
 
 /// What a member is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,10 +85,10 @@ pub enum Refusal {
     NotStandby,
     #[error("this is member {is}, not {asked}")]
     Another { is: MemberId, asked: MemberId },
+    #[error("no record ever named this member")]
+    NeverNamed,
     #[error("this standby has no whole copy on its disk yet")]
     NotWhole,
-    #[error("no standby of this primary counts")]
-    NoneCounts,
     #[error("it opens in {:.1} s (R14)", .left.as_secs_f64())]
     Opens { left: Duration },
 }
@@ -142,6 +148,8 @@ pub struct MemberMachine {
     incarnation: u64,
     /// Those that the loop waits for. On disk there may be more, after it has refused to take one out.
     counted: Vec<MemberId>,
+    /// Standbys that were never promoted, and cannot be any more.
+    never_promoted: BTreeSet<MemberId>,
 }
 
 impl MemberMachine {
@@ -150,7 +158,7 @@ impl MemberMachine {
     pub fn start(id: MemberId, role: Role, incarnation: u64) -> Self {
         let in_doubt = role.does == Does::Primary && !role.counted.is_empty();
         let counted = sorted(role.counted.clone());
-        Self { id, role, in_doubt, yielded: false, incarnation, counted }
+        Self { id, role, in_doubt, yielded: false, incarnation, counted, never_promoted: BTreeSet::new() }
     }
 
     #[must_use]
@@ -188,6 +196,18 @@ impl MemberMachine {
     #[must_use]
     pub fn counted(&self) -> &[MemberId] {
         &self.counted
+    }
+
+    /// Notes that a standby has begun anew, and that its former life was never promoted.
+    pub fn note_never_promoted(&mut self, former: MemberId) {
+        if self.in_doubt && self.never_promoted.len() < NEVER_PROMOTED_MAX {
+            self.never_promoted.insert(former);
+        }
+    }
+
+    /// In doubt: those of which [`MemberMachine::note_never_promoted`] has told.
+    pub fn never_promoted(&self) -> impl Iterator<Item = &MemberId> {
+        self.never_promoted.iter().filter(|_| self.in_doubt)
     }
 
     /// The term in which standbys may follow.
@@ -278,11 +298,16 @@ impl MemberMachine {
 
     fn r#yield(&self, term: Term) -> Result<Doing, Refusal> {
         self.check_primary(term)?;
-        // A restart forgets that it has yielded, and is in doubt instead: that needs a standby that counts.
-        if self.role.counted.is_empty() {
-            return Err(Refusal::NoneCounts);
+        // Who was never named may have lost its disk: it is not to open in the place of another (R14).
+        if self.role.counted.is_empty() && self.role.named == Term(0) {
+            return Err(Refusal::NeverNamed);
         }
-        Ok(Doing::new([Act::Keep(Role { term, ..self.role.clone() }), Act::Yield]))
+        // A restart forgets that it has yielded, and is in doubt instead: that needs somebody who counts.
+        let counted = match &self.role.counted[..] {
+            [] => vec![whoever_was_promoted()],
+            counted => counted.to_vec(),
+        };
+        Ok(Doing::new([Act::Keep(Role { term, counted, ..self.role.clone() }), Act::Yield]))
     }
 
     fn prepare(&self, term: Term, member: Option<MemberId>, at: &mut At<'_>) -> Result<Doing, Refusal> {
@@ -371,6 +396,12 @@ fn opens_at(micros: Option<u64>, now: u64) -> Result<Option<Revision>, Refusal> 
         return Err(Refusal::Opens { left: Duration::from_micros(left) });
     }
     Ok(i64::try_from(micros).ok().and_then(|micros| micros.checked_shl(SLOT_BITS)).map(Revision))
+}
+
+/// Counts at a primary that is to be in doubt, and never comes.
+#[must_use]
+pub fn whoever_was_promoted() -> MemberId {
+    MemberId("whoever-was-promoted".to_owned())
 }
 
 fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {

@@ -11,6 +11,7 @@ use kindred_transport::private;
 use serde::{Deserialize, Serialize};
 
 use super::MemberId;
+use crate::identity::Identity;
 
 /// The file in the data directory.
 const FILE: &str = "standby.json";
@@ -127,9 +128,13 @@ impl Role {
     ) -> Result<Self, RoleError> {
         let primary = Some(primary.to_owned());
         let role = Self { does: Does::Standby, term, primary, started_as, ..Self::alone() };
-        // First, so that what is left after a crash is taken for nothing.
-        role.write(directory)?;
         let failed = |path: PathBuf| move |source| RoleError::Io { doing: "remove", path, source };
+        if Self::read(directory)?.is_some_and(|former| former.does != Does::Standby) {
+            // A standby says of the id that it finds that it was never promoted. This one may have been.
+            Identity::remove(directory).map_err(failed(directory.to_owned()))?;
+        }
+        // Before anything else goes, so that what is left after a crash is taken for nothing.
+        role.write(directory)?;
         let entries = fs::read_dir(directory).map_err(failed(directory.to_owned()))?;
         for entry in entries {
             let path = entry.map_err(failed(directory.to_owned()))?.path();

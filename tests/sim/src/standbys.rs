@@ -67,6 +67,10 @@ pub struct Counts {
     pub kills: u64,
     pub pauses: u64,
     pub cuts: u64,
+    /// Records that were lost with the meta store.
+    pub lost: u64,
+    /// Members that an operator chose without a record.
+    pub chosen: u64,
     pub rebuilt: u64,
     /// Runs in which everything was lost.
     pub hopeless: u64,
@@ -88,6 +92,8 @@ impl Counts {
         self.kills += of.kills;
         self.pauses += of.pauses;
         self.cuts += of.cuts;
+        self.lost += of.lost;
+        self.chosen += of.chosen;
         self.rebuilt += of.rebuilt;
         self.hopeless += of.hopeless;
         self.redirected += of.redirected;
@@ -100,7 +106,7 @@ impl std::fmt::Display for Counts {
         write!(
             f,
             "{} seeds: {} events, {} writes, {} reads, {} records, {} promotions ({} handed over, {} forced), {} kills, {} \
-             pauses, {} cuts, {} standbys rebuilt ({} with another flag), {} runs without hope, {} violations",
+             pauses, {} cuts, {} records lost ({} chosen), {} standbys rebuilt ({} with another flag), {} runs without hope, {} violations",
             self.seeds,
             self.events,
             self.writes,
@@ -112,6 +118,8 @@ impl std::fmt::Display for Counts {
             self.kills,
             self.pauses,
             self.cuts,
+            self.lost,
+            self.chosen,
             self.rebuilt,
             self.redirected,
             self.hopeless,

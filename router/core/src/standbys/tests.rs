@@ -3,6 +3,7 @@
 use kindred_partition_config::parse::parse_config;
 use kindred_partition_config::state::ClusterState;
 
+use super::lost::LOST_TERMS;
 use super::*;
 
 const A: &str = "http://a:1";
@@ -49,6 +50,7 @@ fn primary(name: &str, term: u64, counted: &[&str]) -> Said {
         in_doubt: false,
         yielded: false,
         counted: ids(counted),
+        never_promoted: Vec::new(),
         followers: Vec::new(),
         bound: true,
         whole: false,
@@ -116,20 +118,108 @@ fn the_first_record_names_who_serves() {
     let begin = || MembersChange::Begin(id("a"));
     assert_eq!(steps(&store, &[(A, &primary("a", 0, &[]))]), write(0, 1, begin()));
     assert_eq!(steps(&store, &[(B, &standby("b", 0))]), [], "nobody serves");
-    // The record is lost.
-    let doubts = Said { in_doubt: true, ..primary("a", 5, &["b"]) };
+    // There was a record once.
+    let hears = |name| Said { followers: vec![follower(name)], ..primary("a", 5, &["b"]) };
+    assert_eq!(steps(&store, &[(A, &hears("b"))]), write(0, 6 + LOST_TERMS, begin()));
+    assert_eq!(steps(&store, &[(A, &hears("c"))]), [], "b may have been promoted");
+    let alone = primary("a", 5, &[]);
     assert_eq!(
-        steps(&store, &[(A, &doubts), (B, &standby("b", 5))]),
+        steps(&store, &[(A, &alone)]),
         [],
-        "one of them may have been promoted"
+        "another may have been promoted by force, while this one was away"
     );
-    let all = [(A, &doubts), (B, &standby("b", 5)), (C, &standby("c", 5))];
-    assert_eq!(steps(&store, &all), write(0, 6, begin()));
-    let all = [(A, &doubts), (B, &primary("b", 7, &[])), (C, &standby("c", 5))];
-    assert_eq!(steps(&store, &all), []);
-    let turned = [(A, &standby("a", 7)), (B, &primary("b", 7, &[]))];
-    let trouble = decided(&store, &turned).trouble.unwrap();
-    assert!(trouble.contains("it is a standby") && trouble.contains("served by http://b:1"), "{trouble}");
+    let all = [(A, &alone), (B, &standby("b", 5)), (C, &standby("c", 5))];
+    assert_eq!(steps(&store, &all), write(0, 6 + LOST_TERMS, begin()));
+    let yielded = Said { yielded: true, ..primary("a", 5, &["b"]) };
+    assert_eq!(steps(&store, &[(A, &yielded), all[1], all[2]]), write(0, 6 + LOST_TERMS, begin()));
+    let prepared = Said { prepared: Some(MS), ..standby("b", 5) };
+    assert_eq!(steps(&store, &[(A, &yielded), (B, &prepared), all[2]]), [], "b may be told any moment");
+}
+
+/// A primary in doubt waited for its standby, which might have been promoted, and the standby for that primary, whose copy it
+/// wanted: no command ended it. And whoever the configuration named was confirmed, where another had been promoted.
+#[test]
+fn f68_without_a_record_whoever_was_named_last_serves_or_an_operator_chooses() {
+    let store = store(0, &[], &alone());
+    let begin = || MembersChange::Begin(id("a"));
+    let far = |term: u64| term + 1 + LOST_TERMS;
+    let says = |said: &[(&str, &Said)], to: &str| {
+        let decision = decided(&store, said);
+        assert_eq!(decision.steps, []);
+        let trouble = decision.trouble.unwrap();
+        assert!(trouble.contains(&format!("failover a --to {to} --force")), "{trouble}");
+    };
+    let doubts = Said { in_doubt: true, ..primary("a", 5, &["b"]) };
+    says(&[(A, &doubts)], A);
+    let told = |names: &[&str]| Said { never_promoted: ids(names), ..doubts.clone() };
+    says(&[(A, &told(&["b"]))], A);
+    says(&[(A, &told(&["c"])), (C, &standby("c", 5))], A);
+    assert_eq!(steps(&store, &[(A, &told(&["b", "c"]))]), write(0, far(5), begin()));
+    assert_eq!(steps(&store, &[(A, &told(&["b"])), (C, &standby("c", 5))]), write(0, far(5), begin()));
+    let anew = Said { whole: false, connected: false, ..standby("b2", 5) };
+    assert_eq!(steps(&store, &[(A, &doubts), (B, &anew), (C, &standby("c", 5))]), write(0, far(5), begin()));
+    // A standby that runs may have more than the disk of a, or follows a later one.
+    says(&[(A, &doubts), (B, &standby("b", 5)), (C, &standby("c", 5))], B);
+    says(&[(A, &doubts), (B, &anew), (C, &standby("c", 6))], C);
+    says(&[(B, &standby("b", 5))], B);
+    // The disk of a standby may have a term of an earlier time; one that follows lacks nothing.
+    let leads = Said { followers: vec![follower("b"), follower("c")], ..primary("a", 5, &[]) };
+    let two = [(A, &leads), (B, &standby("b", 9)), (C, &standby("c", 5))];
+    assert_eq!(steps(&store, &two), write(0, far(9), begin()));
+    // The configuration has one less than counted.
+    let mut less = store.clone();
+    less.standby = None;
+    assert_eq!(steps(&less, &[(A, &doubts)]), []);
+    // Neither an empty disk that was mounted by mistake nor one that an operator has reclaimed decides anything.
+    says(&[(A, &primary("new", 0, &[])), (B, &standby("b", 5)), (C, &standby("c", 4))], B);
+    says(&[(A, &doubts), (B, &primary("new", 0, &[])), (C, &standby("c", 5))], A);
+    let reclaimed = Said { named: Term(0), ..doubts.clone() };
+    says(&[(A, &reclaimed), (B, &anew), (C, &standby("c", 5))], A);
+
+    // Another one was named later. It may have a successor too.
+    let adopt = || MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
+    let later = primary("b", 7, &[]);
+    let two = [(B, &later), (C, &standby("c", 7))];
+    says(&two, B);
+    for a in [&doubts, &standby("a2", 7)] {
+        assert_eq!(steps(&store, &[(A, a), two[0], two[1]]), write(0, far(7), adopt()));
+    }
+    let hears = Said { followers: vec![follower("c")], ..primary("b", 7, &["c"]) };
+    assert_eq!(steps(&store, &[(B, &hears)]), write(0, far(7), adopt()));
+    says(&[(A, &primary("a", 5, &[])), (B, &Said { in_doubt: true, ..primary("b", 7, &["c"]) })], B);
+
+    // An operator chooses. The record says so before anybody is told, in a term that no lost one has had.
+    let force = |to: &str, store: &StoreObject, said: &[(&str, &Said)]| {
+        let wish = Wish::Force { to: to.to_owned(), dead: MemberId::unknown(), opens_at: 9 };
+        decide(store, &looks(said), NOW, Some(&wish)).steps
+    };
+    let only = [(A, &doubts)];
+    assert_eq!(force(A, &store, &only), write(0, far(5), MembersChange::Begin(MemberId::unknown())));
+    let mut begun = store.clone();
+    let unknown = MemberId::unknown();
+    begun.members = Some(Members { term: Term(80), primary: unknown, ..Members::lost() });
+    assert_eq!(force(A, &begun, &only), [Step::Yield { url: A.to_owned(), term: Term(81) }]);
+    assert_eq!(force(B, &begun, &[(A, &doubts), (B, &standby("b", 5))]), prepare(B, 81, "b"));
+    // Nobody asks any more, and all becomes clear.
+    let (member, endpoint) = (id("a"), A.to_owned());
+    let adopt = MembersChange::Adopt { member, endpoint };
+    let none = told(&["b", "c"]);
+    assert_eq!(steps(&begun, &[(A, &none)]), write(80, 81 + LOST_TERMS, adopt));
+    // Nor is a force needed where all is clear.
+    assert_eq!(force(A, &store, &[(A, &none)]), write(0, far(5), begin()));
+
+    // A cluster that goes on after its state was lost has had a record: what an empty disk says, at the address of the primary, is
+    // nothing.
+    let mut lost = store.clone();
+    lost.members = Some(Members::lost());
+    let empty = primary("new", 0, &[]);
+    assert_eq!(steps(&store, &[(A, &empty)]), write(0, 1, MembersChange::Begin(id("new"))), "a new store");
+    assert_eq!(steps(&lost, &[(A, &empty)]), []);
+    let adopt = MembersChange::Adopt { member: id("a"), endpoint: A.to_owned() };
+    assert_eq!(steps(&lost, &[(A, &none)]), write(1, far(5), adopt));
+    assert_eq!(force(A, &lost, &only), write(1, far(5), MembersChange::InSync(vec![])));
+    let stranger = Said { bound: false, ..doubts.clone() };
+    assert_eq!(force(A, &begun, &[(A, &stranger)]), [], "nothing opens in the place of all that was lost");
 }
 
 /// A primary that had lost its disk got the first record, and the standby that had everything was told to begin anew.
@@ -178,6 +268,10 @@ fn f67_the_newest_member_wins_over_an_older_record_or_nobody_does() {
     // A standby that counted at it and still runs has more than its disk.
     let runs = standby("c", 5);
     assert_eq!(steps(&record, &[(A, &former), (B, &newest), (C, &runs)]), []);
+    // It has heard that the third one has begun anew.
+    let adopted = MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
+    let none = Said { never_promoted: ids(&["c"]), ..newest.clone() };
+    assert_eq!(steps(&record, &[(A, &former), (B, &none)]), write(3, 6, adopted));
 
     // By force it opens as whoever takes the place of a lost one (R14).
     let wish = Wish::Force { to: B.to_owned(), dead: id("a"), opens_at: 7 };
@@ -395,6 +489,9 @@ fn r20_a_primary_in_doubt_makes_room_for_a_standby_or_is_confirmed() {
     let mut long = looks(&[(A, &doubts(4))]);
     long.get_mut(A).unwrap().held = Some(NOW - IN_DOUBT);
     assert_eq!(decide(&lonely, &long, NOW, None).steps, in_sync(4, 5, &[]));
+    // Its standby has begun anew, so nobody waits for it.
+    let told = |term| Said { never_promoted: ids(&["b", "c"]), ..doubts(term) };
+    assert_eq!(steps(&lonely, &[(A, &told(4))]), in_sync(4, 5, &[]));
     assert_eq!(steps(&store(5, &[], &alone()), &[(A, &doubts(4))]), count(5, &[], true));
     assert_eq!(steps(&store(5, &[], &waits()), &[(A, &doubts(4))]), count(5, &["b"], true));
     // It was counted for in a later term, by nobody's record. Its standby waits for a copy, and does not answer.
@@ -405,6 +502,7 @@ fn r20_a_primary_in_doubt_makes_room_for_a_standby_or_is_confirmed() {
     // It was named in a later term than the record's.
     let decision = decide(&lonely, &looks(&[(A, &doubts(6))]), NOW, None);
     assert!(decision.steps.is_empty() && decision.trouble.unwrap().contains("--force"));
+    assert_eq!(steps(&lonely, &[(A, &told(6))]), in_sync(4, 7, &[]));
     let wish = Wish::Force { to: A.to_owned(), dead: id("a"), opens_at: 9 };
     assert_eq!(decide(&lonely, &looks(&[(A, &doubts(6))]), NOW, Some(&wish)).steps, in_sync(4, 7, &[]));
 }

@@ -143,9 +143,15 @@ fn r20_only_a_count_that_the_record_says_ends_a_doubt() {
 }
 
 #[test]
-fn r20_a_primary_yields_only_where_a_restart_leaves_it_in_doubt() {
+fn r20_a_restart_leaves_a_primary_in_doubt_that_has_yielded() {
     let yields = |term| Call::Yield { term: Term(term) };
-    assert_eq!(Here::primary(&[]).call(yields(4)), Err(Refusal::NoneCounts));
+    let empty = Role { term: Term(3), ..Role::alone() };
+    let refused = Here::with(empty, None).call(yields(4));
+    assert_eq!(refused, Err(Refusal::NeverNamed), "it may have lost its disk");
+    let mut alone = Here::primary(&[]);
+    assert_eq!(alone.call(yields(4)), Ok(()));
+    assert!(alone.machine.counted().is_empty(), "it waits for nobody");
+    assert!(MemberMachine::start(id("me"), alone.machine.role().clone(), 1).in_doubt());
     assert_eq!(Here::standby().call(yields(4)), Err(Refusal::NotPrimary));
     let mut here = Here::primary(&["a"]);
     assert_eq!(here.call(yields(2)), over(2, 3));
@@ -295,4 +301,17 @@ fn r19_what_only_the_disk_counts_is_not_waited_for() {
     );
     here.call(count(6, &["c"], true)).unwrap();
     assert_eq!((here.machine.counted(), &here.machine.role().counted[..]), (&[id("c")][..], &[id("c")][..]));
+}
+
+/// The primary waited for its standby, and the standby, which begins anew with a copy, for the primary.
+#[test]
+fn f68_a_primary_in_doubt_learns_who_was_not_promoted() {
+    let mut here = Here::primary(&["b", "c"]);
+    here.machine.note_never_promoted(id("b"));
+    here.machine.note_never_promoted(id("b"));
+    let told = |here: &Here| here.machine.never_promoted().cloned().collect::<Vec<_>>();
+    assert_eq!(told(&here), [id("b")]);
+    assert!(here.machine.in_doubt(), "only the record lets it serve");
+    here.call(count(6, &[], true)).unwrap();
+    assert_eq!(told(&here), [], "it serves");
 }

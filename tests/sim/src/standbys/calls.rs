@@ -255,6 +255,7 @@ impl Sim {
             in_doubt: open.machine.in_doubt(),
             yielded: open.machine.yielded(),
             counted,
+            never_promoted: open.machine.never_promoted().cloned().collect(),
             followers: followers.collect(),
             bound: true,
             whole: following.is_some_and(|following| following.whole),

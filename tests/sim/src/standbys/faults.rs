@@ -1,12 +1,15 @@
 //! What goes wrong, and what operators wish. At some time all faults end, and everybody comes back.
 
+use kindred_partition_config::ids::MemberId;
 use kindred_partition_config::model::{OnLoss, StandbyConfig, StandbyMode};
+use kindred_partition_config::state::Members;
 use kindred_router_core::standbys::{Role, Wish, addresses};
 use kindred_shard::standby::member::MemberMachine;
 use kindred_shard::standby::role::Does;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
+use super::meta::Meta;
 use super::net::ConnId;
 use super::world::{Event, MEMBERS, META, PROCESSES, ROUTERS, Sim, at_url, name, url};
 use crate::world::{MS, Micros, SECOND};
@@ -33,7 +36,7 @@ pub struct Plan {
     pub client_pause: Micros,
     pub fault_every: Micros,
     /// How often each kind of fault is chosen.
-    weights: [u32; 12],
+    weights: [u32; 13],
     pub calm_at: Micros,
     /// A member that is killed no more: it alone has everything.
     pub spared: Option<usize>,
@@ -44,11 +47,12 @@ impl Plan {
     pub fn new(random: &mut SmallRng) -> Self {
         let mut pick = |of: &[u64]| of[random.random_range(0..of.len())];
         let small = |pick: &mut dyn FnMut(&[u64]) -> u64, of: &[u64]| u32::try_from(pick(of)).unwrap_or(0);
-        let mut weights = [0; 12];
+        let mut weights = [0; 13];
         for weight in &mut weights {
             *weight = small(&mut pick, &[0, 1, 1, 3, 10]);
         }
         weights[0] = weights[0].max(1);
+        weights[12] = small(&mut pick, &[0, 0, 0, 1]);
         Self {
             standbys: if pick(&[0, 1, 1]) == 0 { 1 } else { 2 },
             sync: pick(&[0, 1, 1, 1, 1]) == 1,
@@ -96,7 +100,8 @@ impl Sim {
             7 => self.meta_leaves(),
             8 | 9 => self.wish_handover(),
             10 => self.wish_force(),
-            _ => self.configure(),
+            11 => self.configure(),
+            _ => self.lose_record(),
         }
     }
 
@@ -173,7 +178,14 @@ impl Sim {
         }
         self.counts.kills += 1;
         self.note(|| format!("{} is killed", name(process)));
+        self.end_router(process);
+    }
+
+    fn end_router(&mut self, process: usize) {
         let it = &mut self.processes[process];
+        if !it.up {
+            return;
+        }
         (it.up, it.paused) = (false, false);
         it.life += 1;
         it.held.clear();
@@ -242,6 +254,51 @@ impl Sim {
         self.after(back, None, Event::MetaBack);
     }
 
+    /// The meta store and all that routers keep are lost. The store begins with its first configuration, or with that of now.
+    fn lose_record(&mut self) {
+        self.unspare();
+        let is_known = self.meta.members().is_some_and(|members| !members.primary.is_unknown());
+        if self.plan.spared.is_some() || !is_known || self.meta.store().standby.is_none() {
+            return;
+        }
+        let (first, now) = (Meta::new(&self.plan).state, self.meta.state.clone());
+        // An operator gives a configuration that has all members.
+        let had = addresses(&first.stores[0]);
+        let has_all = addresses(&now.stores[0]).iter().all(|url| had.contains(url));
+        let mut state = if has_all && self.percent(50) { (*first).clone() } else { (*now).clone() };
+        state.stores[0].members = Some(Members::lost());
+        self.counts.lost += 1;
+        self.note(|| "the record of the members is lost".to_owned());
+        for process in MEMBERS..PROCESSES {
+            self.end_router(process);
+        }
+        if self.percent(60) {
+            for m in 0..MEMBERS {
+                let again = self.between(20 * MS, 5 * SECOND);
+                self.member_ends(m, again);
+            }
+        }
+        self.meta_changes(state);
+    }
+
+    /// All members are there, and routers say that an operator is to choose: as they say.
+    fn choose(&mut self) {
+        if self.truth.calm_at.is_none_or(|calm| self.now < calm + 10 * SECOND) {
+            return;
+        }
+        let r = self.below(ROUTERS);
+        let trouble = self.routers[r].trouble.clone().unwrap_or_default();
+        let to = (0..MEMBERS).find(|m| trouble.contains(&format!("--to {} --force", url(*m))));
+        let Some(to) = to.filter(|to| self.is_the_store(*to) && self.routers[r].wish.is_none()) else {
+            return;
+        };
+        let named = (0..MEMBERS).filter(|m| trouble.contains(&format!("--to {}", url(*m))));
+        self.truth_chooses(&named.collect::<Vec<_>>());
+        self.plan.spared = Some(to);
+        let opens_at = self.right_time() + 20 * SECOND;
+        self.wish(r, Wish::Force { to: url(to), dead: MemberId::unknown(), opens_at }, 45 * SECOND);
+    }
+
     fn wish(&mut self, r: usize, wish: Wish, lasts: Micros) {
         self.note(|| format!("at r{r}: {wish:?}"));
         let number = self.now;
@@ -306,6 +363,9 @@ impl Sim {
     /// An operator sees that the primary is dead for good, and no standby in sync takes over.
     fn force(&mut self) {
         let Some(members) = self.meta.members().cloned() else { return };
+        if members.primary.is_unknown() {
+            return self.choose();
+        }
         // A standby that starts again begins anew, as another member.
         let lives = |m: usize| {
             let member = &self.members[m];

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use kindred_partition_config::ids::{MemberId, Revision, Term};
 use kindred_partition_config::model::StandbyMode;
 use kindred_partition_config::state::{Members, MembersChange};
+use kindred_shard::standby::role::Does;
 use kindred_shard::standby::shipping;
 use tokio::sync::oneshot;
 
@@ -166,6 +167,26 @@ impl Sim {
         }
     }
 
+    /// Routers say between which members an operator is to choose: nobody who is there has more than the best of them.
+    pub fn truth_chooses(&mut self, between: &[usize]) {
+        self.counts.chosen += 1;
+        let of_store: Vec<usize> = (0..MEMBERS).filter(|m| self.is_the_store(*m)).collect();
+        for key in 0..KEYS {
+            let has = (0..MEMBERS).map(|m| {
+                let open = self.members[m].open.as_mut();
+                let open = open.filter(|open| open.machine.role().does != Does::Superseded);
+                let shown = open.and_then(|open| read(&mut open.engine, key));
+                shown.map_or(Revision::ZERO, |shown| shown.revision)
+            });
+            let has: Vec<Revision> = has.collect();
+            let best = between.iter().map(|m| has[*m]).max().unwrap_or(Revision::ZERO);
+            if let Some(more) = of_store.iter().find(|m| has[**m] > best) {
+                return self
+                    .broke("r19_chosen", format!("one of {between:?} is to serve, and m{more} has more"));
+            }
+        }
+    }
+
     /// What must hold at any moment.
     pub fn check(&mut self) {
         if self.violation.is_some() {
@@ -175,7 +196,8 @@ impl Sim {
         if answer.len() > 1 {
             return self.broke("r19_one_answers", format!("members {answer:?} answer"));
         }
-        let Some(members) = self.meta.members().cloned() else { return };
+        let members = self.meta.members().filter(|members| !members.primary.is_unknown()).cloned();
+        let Some(members) = members else { return };
         for m in answer {
             let id = self.members[m].id.clone();
             // A router that has not seen the record may have had the one that it names follow again, in a later term. Then it

@@ -39,6 +39,8 @@ pub struct Disk {
 /// A process that was started as a standby.
 pub struct Following {
     pub primary: String,
+    /// Its former life, if that was a standby that was never promoted.
+    pub former: Option<MemberId>,
     /// Another member that is said to be the primary, to be asked next.
     pub told: Option<String>,
     pub follower: Follower,
@@ -207,10 +209,13 @@ impl Sim {
         let term = Term(0);
         let id = new_id(&mut self.random);
         let member = &mut self.members[m];
+        let was_standby = member.disk.role.as_ref().is_some_and(|role| role.does == Does::Standby);
+        let former = was_standby.then(|| member.disk.id.clone());
         member.id = id;
         member.open = None;
         member.following = Some(Following {
             primary,
+            former,
             told: None,
             follower: Follower::new(term, Duration::ZERO),
             whole: false,

@@ -21,6 +21,7 @@ use crate::world::MS;
 #[derive(Debug)]
 pub struct Begin {
     pub id: MemberId,
+    pub former: Option<MemberId>,
     pub run: u64,
     pub position: Position,
 }
@@ -69,6 +70,9 @@ impl Sim {
 
     pub fn follows(&mut self, m: usize, conn: ConnId, begin: Begin) {
         let Some(open) = &mut self.members[m].open else { return };
+        if let Some(former) = begin.former {
+            open.machine.note_never_promoted(former);
+        }
         let term = match open.machine.may_be_followed() {
             Ok(term) => term,
             Err(primary) => return self.send(conn, Side::Standby, Said::Lost(primary)),
@@ -117,7 +121,7 @@ impl Sim {
             true => (following.run, following.follower.position()),
             false => (0, Position(0)),
         };
-        let begin = Begin { id: member.id.clone(), run, position };
+        let begin = Begin { id: member.id.clone(), former: following.former.clone(), run, position };
         if primary == m {
             // Nobody is there who could be followed.
             return self.after_local(100 * MS, m, Event::Reconnect);
