@@ -77,7 +77,7 @@ pub enum MembersRefusal {
 }
 
 impl Members {
-    /// In the place of a record that is lost. Its term says nothing.
+    /// The record that a store has after its own one was lost. It names nobody, and its term says nothing.
     #[must_use]
     pub fn lost() -> Self {
         Self {
@@ -89,7 +89,7 @@ impl Members {
         }
     }
 
-    /// Whether this stands in the place of a record that is lost, and nobody has forced another since.
+    /// Tells whether this is [`Members::lost`], and no operator has forced a member to serve since.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         *self == Self::lost()

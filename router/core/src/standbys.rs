@@ -387,7 +387,7 @@ impl<'a> Of<'a> {
         let mut decision = self.counting(members, url.clone(), primary);
         let astray = self.astray(members, &url, primary);
         let refuses = |said: &Said| {
-            // Of two records that were lost, both may have named somebody in this term.
+            // Two records that were lost may both have named a primary in this term.
             needs_after(said, members.term) || (said.role == Role::Primary && said.named == members.term)
         };
         if decision.steps.is_empty() && astray.iter().any(|(_, said)| refuses(said)) {

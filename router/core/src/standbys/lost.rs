@@ -10,14 +10,14 @@ use super::{Decision, Of, Role, SUSPECT, Said, Wish, addresses};
 pub(super) const LOST_TERMS: u64 = 1 << 20;
 
 impl Said {
-    /// Whether this member, which was the primary last, lacks something that a standby has: its process has ended since, and the
-    /// standby runs and counted; or the standby has seen a later term.
+    /// Tells whether a standby may have something that this member, the last primary, lacks. It may if it counted and still runs
+    /// while this one's process has ended since, or if it has seen a later term.
     fn has_less_than(&self, said: &Self) -> bool {
         let counted = self.in_doubt && self.counted.contains(&said.id);
         said.is_whole_standby() && (counted || (said.term > self.term && !self.leads(said)))
     }
 
-    /// Whether a standby follows this member. Then its term, which its disk may have of an earlier time, says nothing.
+    /// Tells whether a standby follows this member. The term of such a standby may be an old one from its disk, so it says nothing.
     fn leads(&self, standby: &Self) -> bool {
         self.followers.iter().any(|follower| follower.id == standby.id && follower.follows)
     }
