@@ -276,6 +276,12 @@ impl MemberId {
     pub fn is_unknown(&self) -> bool {
         self.0 == "unknown"
     }
+
+    /// Counts at a primary that is to be in doubt. No member has it.
+    #[must_use]
+    pub fn whoever_was_promoted() -> Self {
+        Self("whoever-was-promoted".to_owned())
+    }
 }
 
 impl fmt::Display for MemberId {

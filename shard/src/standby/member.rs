@@ -304,7 +304,7 @@ impl MemberMachine {
         }
         // A restart forgets that it has yielded, and is in doubt instead: that needs somebody who counts.
         let counted = match &self.role.counted[..] {
-            [] => vec![whoever_was_promoted()],
+            [] => vec![MemberId::whoever_was_promoted()],
             counted => counted.to_vec(),
         };
         Ok(Doing::new([Act::Keep(Role { term, counted, ..self.role.clone() }), Act::Yield]))
@@ -396,12 +396,6 @@ fn opens_at(micros: Option<u64>, now: u64) -> Result<Option<Revision>, Refusal> 
         return Err(Refusal::Opens { left: Duration::from_micros(left) });
     }
     Ok(i64::try_from(micros).ok().and_then(|micros| micros.checked_shl(SLOT_BITS)).map(Revision))
-}
-
-/// Counts at a primary that is to be in doubt, and never comes.
-#[must_use]
-pub fn whoever_was_promoted() -> MemberId {
-    MemberId("whoever-was-promoted".to_owned())
 }
 
 fn sorted(mut ids: Vec<MemberId>) -> Vec<MemberId> {

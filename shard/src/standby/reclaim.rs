@@ -6,7 +6,7 @@ use kindred_partition_config::ids::Term;
 use kindred_transport::private;
 
 use super::{
-    member::whoever_was_promoted,
+    MemberId,
     role::{Does, Role, RoleError},
 };
 
@@ -49,7 +49,7 @@ pub fn reclaim(directory: &Path) -> Result<Role, ReclaimError> {
         Does::Standby | Does::Superseded => {}
     }
     // It counts somebody who never comes, so it is in doubt until a router says that it is the primary (R20).
-    let counted = vec![whoever_was_promoted()];
+    let counted = vec![MemberId::whoever_was_promoted()];
     let reclaimed = Role { does: Does::Primary, named: Term(0), counted, primary: None, ..role };
     reclaimed.write(directory)?;
     Ok(reclaimed)
@@ -58,7 +58,7 @@ pub fn reclaim(directory: &Path) -> Result<Role, ReclaimError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::standby::{MemberId, member::MemberMachine};
+    use crate::standby::member::MemberMachine;
 
     #[test]
     fn r14_only_a_whole_copy_is_reclaimed_and_it_serves_nothing_by_itself() {

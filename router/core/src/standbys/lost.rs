@@ -26,10 +26,16 @@ impl Said {
         self.role == Role::Standby && self.whole && self.bound
     }
 
+    /// Whether a primary knows the last term in which it was promoted. An empty disk does not, nor one that an operator has
+    /// reclaimed. The first primary may not have heard yet that a record names it; it was never promoted.
+    fn knows_its_terms(&self) -> bool {
+        let is_first = self.term > Term(0) && !self.counted.contains(&MemberId::whoever_was_promoted());
+        self.named > Term(0) || is_first
+    }
+
     /// Whether another member's answer tells that it was not promoted after this one.
     fn is_no_later_than(&self, last: &Self) -> bool {
-        let knows = self.role == Role::Standby || (self.role == Role::Primary && self.named > Term(0));
-        knows
+        (self.role == Role::Standby || (self.role == Role::Primary && self.knows_its_terms()))
             && self.bound
             && self.prepared.is_none()
             && (self.term <= last.term || last.leads(self))
@@ -134,8 +140,8 @@ impl<'a> Of<'a> {
             // No member has ever seen a record.
             return true;
         }
-        // An operator has it start from its disk, and is to say that it serves.
-        if last.in_doubt && last.named == Term(0) {
+        // One that an operator has reclaimed serves when the operator says so.
+        if last.in_doubt && !last.knows_its_terms() {
             return false;
         }
         let hears = |id: &MemberId| {

@@ -173,8 +173,12 @@ fn f68_without_a_record_whoever_was_named_last_serves_or_an_operator_chooses() {
     // Neither an empty disk that was mounted by mistake nor one that an operator has reclaimed decides anything.
     says(&[(A, &primary("new", 0, &[])), (B, &standby("b", 5)), (C, &standby("c", 4))], B);
     says(&[(A, &doubts), (B, &primary("new", 0, &[])), (C, &standby("c", 5))], A);
-    let reclaimed = Said { named: Term(0), ..doubts.clone() };
+    let reclaimed =
+        Said { named: Term(0), counted: vec![MemberId::whoever_was_promoted()], ..doubts.clone() };
     says(&[(A, &reclaimed), (B, &anew), (C, &standby("c", 5))], A);
+    // The first primary may have restarted before it heard that a record names it.
+    let unnamed = Said { named: Term(0), ..told(&["b", "c"]) };
+    assert_eq!(steps(&store, &[(A, &unnamed)]), write(0, far(5), begin()));
 
     // Another one was named later. It may have a successor too.
     let adopt = || MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
@@ -271,7 +275,12 @@ fn f67_the_newest_member_wins_over_an_older_record_or_nobody_does() {
     // It has heard that the third one has begun anew.
     let adopted = MembersChange::Adopt { member: id("b"), endpoint: B.to_owned() };
     let none = Said { never_promoted: ids(&["c"]), ..newest.clone() };
-    assert_eq!(steps(&record, &[(A, &former), (B, &none)]), write(3, 6, adopted));
+    assert_eq!(steps(&record, &[(A, &former), (B, &none)]), write(3, 6, adopted.clone()));
+    // The first primary of all ended before it heard that a record names it. One that an operator has reclaimed may be later.
+    let unnamed = Said { named: Term(0), ..former.clone() };
+    assert_eq!(steps(&record, &[(A, &unnamed), (B, &none)]), write(3, 6, adopted));
+    let reclaimed = Said { counted: vec![MemberId::whoever_was_promoted()], ..unnamed };
+    assert_eq!(steps(&record, &[(A, &reclaimed), (B, &none)]), []);
 
     // By force it opens as whoever takes the place of a lost one (R14).
     let wish = Wish::Force { to: B.to_owned(), dead: id("a"), opens_at: 7 };
