@@ -39,7 +39,7 @@ fix:
 # docs: write what is generated anew: the API's code, pages on commands, flags, fields and metrics, and what the chart renders
 docs:
 	$(CARGO) run --quiet --locked -p kindred-proto-gen --bin kindred-proto-gen
-	KINDRED_DOCS=write $(CARGO) test --quiet --workspace --locked --bin kindred docs_tests
+	KINDRED_DOCS=write $(CARGO) test --quiet --workspace --locked --lib docs_tests
 	KINDRED_DOCS=write $(CARGO) test --quiet --workspace --locked --test it deploy::kustomize
 
 ## Look for faults
