@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::Registry;
+use tracing_subscriber::filter::{LevelFilter, ParseError, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 mod lines;
 
@@ -103,26 +105,38 @@ impl Drop for Logging {
     }
 }
 
+/// Reads a filter: levels, of all or of `TARGET=LEVEL`, with commas between. Without any, errors are left.
+fn targets(filter: &str) -> Result<Targets, ParseError> {
+    let parts: Vec<_> = filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    match parts[..] {
+        [] => Ok(Targets::new().with_default(LevelFilter::ERROR)),
+        _ => parts.join(",").parse(),
+    }
+}
+
 /// Begins the log, unless the process has one already.
 ///
 /// # Errors
 /// When `filter` is neither a level nor a filter.
 pub fn begin(filter: &str, format: Format, process: Process) -> Result<Logging, ParseError> {
-    let filter = EnvFilter::try_new(filter)?;
+    let filter = targets(filter)?;
     let queue = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES_MAX).thread_name("log");
     let (lines, writer) = queue.finish(std::io::stderr());
     let dropped = lines.error_counter();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(lines);
+    // Its own level is INFO. What is above all levels of the filter costs a comparison.
+    let level = Layer::<Registry>::max_level_hint(&filter).unwrap_or(LevelFilter::TRACE);
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(lines);
     let began = match format {
         Format::Text => {
             let named = NAMED_BY_PARENT.load(Ordering::Relaxed);
             let front = if named { String::new() } else { process.front() };
             let text = lines::Text::new(front);
-            log.with_ansi(std::io::stderr().is_terminal()).event_format(text).try_init().is_ok()
+            let log = log.with_ansi(std::io::stderr().is_terminal()).event_format(text).finish();
+            log.with(filter).try_init().is_ok()
         }
         Format::Json => {
             let json = lines::Json(process.clone());
-            log.with_ansi(false).event_format(json).try_init().is_ok()
+            log.with_ansi(false).event_format(json).finish().with(filter).try_init().is_ok()
         }
     };
     if began {
@@ -170,4 +184,28 @@ fn panics_in_json() {
         // Nobody is left to hear that standard error cannot be written.
         let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), format!("{text}\n").as_bytes());
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Level;
+
+    use super::*;
+
+    #[test]
+    fn a_filter_has_levels_of_all_and_of_targets() {
+        let of = |filter: &str| {
+            let targets = targets(filter).unwrap();
+            let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+            let most = |target: &str| levels.iter().rfind(|level| targets.would_enable(target, level));
+            (most("h2::frame").copied(), most("kindred_router::meta").copied())
+        };
+        assert_eq!(of("info"), (Some(Level::INFO), Some(Level::INFO)));
+        assert_eq!(of("INFO, h2=warn,"), (Some(Level::WARN), Some(Level::INFO)));
+        assert_eq!(of("kindred_router=debug"), (None, Some(Level::DEBUG)));
+        assert_eq!(of("h2=off,trace"), (None, Some(Level::TRACE)));
+        assert_eq!(of(""), (Some(Level::ERROR), Some(Level::ERROR)));
+        assert!(targets("h2=loud").is_err());
+        assert!(targets("h2=info=warn").is_err());
+    }
 }

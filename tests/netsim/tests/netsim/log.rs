@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kindred_checker::history::History;
 use parking_lot::Mutex;
 use tracing_subscriber::fmt::{MakeWriter, format, time::FormatTime};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 use crate::cluster::SimClock;
 
@@ -19,12 +20,14 @@ impl Log {
     /// # Errors
     /// If the filter cannot be parsed.
     pub fn listen(&self, filter: &str) -> anyhow::Result<tracing::subscriber::DefaultGuard> {
+        let filter: tracing_subscriber::filter::Targets = filter.parse()?;
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(tracing_subscriber::EnvFilter::try_new(filter)?)
+            .with_max_level(tracing::Level::TRACE)
             .with_ansi(false)
             .with_timer(Simulated)
             .with_writer(self.clone())
-            .finish();
+            .finish()
+            .with(filter);
         Ok(tracing::subscriber::set_default(subscriber))
     }
 
