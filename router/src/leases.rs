@@ -84,6 +84,19 @@ impl LeaseRouter {
         attach::attach_all(&Calls { leases: self, deadline }, leases, store.index).await
     }
 
+    /// Attaches leases that the store does not know ([`attach::attach_again`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn attach_again(
+        &self,
+        leases: &[LeaseId],
+        store: &Store,
+        deadline: Deadline,
+    ) -> Result<bool, Status> {
+        attach::attach_again(&Calls { leases: self, deadline }, leases, store.index).await
+    }
+
     /// The stock etcd that has all keys, if one has. Clients may use it directly beside kindred, in the first and in the last
     /// step of a migration.
     pub fn only_etcd(&self) -> Option<&Arc<Store>> {
@@ -104,8 +117,12 @@ impl LeaseRouter {
         if self.pairs.knows(lease, store.index) {
             return Ok(());
         }
-        etcd::take_over(self, lease, etcd, deadline).await?;
-        self.attach_all(&[lease], store, deadline).await
+        match etcd::take_over(self, lease, etcd, deadline).await? {
+            Some(home) if home == store.index => Ok(()),
+            // Its id may have the slot of the store, which does not make that its home.
+            Some(_) => self.attach_again(&[lease], store, deadline).await.map(drop),
+            None => self.attach_all(&[lease], store, deadline).await,
+        }
     }
 
     /// Completes the end of a lease ([`attach::finish`]).

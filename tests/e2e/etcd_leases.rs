@@ -10,11 +10,18 @@ use kindred_proto::etcdserverpb::{
 };
 use kindred_tests::{
     client::Client,
+    etcdctl,
+    process::our_binary,
     scenario::{self, wait_for},
+    servers::Shard,
 };
+use serde_json::json;
 use tokio_stream::StreamExt as _;
 
-use crate::e2e::from_etcd::{Cluster, begin};
+use crate::e2e::{
+    from_etcd::{CLUSTER, Cluster, begin},
+    to_etcd::prepared,
+};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const STEP_LIMIT: Duration = Duration::from_secs(30);
@@ -131,6 +138,61 @@ fn r12_a_lease_has_keys_at_an_etcd_and_at_a_shard() {
             gone(&client, key).await?;
         }
         ensure!(is_there(&client, "/registry/pods/b/moved").await?);
+        Ok(())
+    });
+}
+
+/// Whoever makes a lease may choose its id, and an etcd does. One whose id had the slot of the store that was to take its keys was
+/// taken for that store's own: no shard took the Kind, and no etcd, as it had the keys without the lease.
+#[test]
+fn r12_a_lease_whose_id_has_the_slot_of_a_store_goes_there_as_any_other() {
+    scenario::run("lease-slots", LIMIT, |dir| async move {
+        let cluster = Cluster::start(&dir).await?;
+        let one = cluster.router("one", "").await?;
+        let (client, direct) = (Client::connect(&one.address).await?, cluster.old.client().await?);
+        let flags = ["--name=other", "--slot=2", "--durability=fsync", CLUSTER].map(str::to_owned);
+        let (other, next) = (Shard::start(&dir, "other", &flags).await?, prepared(&dir, "next").await?);
+        let admin = format!("--admin=http://{}", one.admin.address());
+        for (store, address) in [("other", &other.address), ("next", &next.address)] {
+            let endpoint = format!("http://{address}");
+            let mut words = vec![&*admin, "store", "add", store, "--endpoint", &endpoint];
+            words.extend((store == "next").then_some("--etcd"));
+            etcdctl::run(&our_binary("kindred")?, &words, "").await?.ok()?;
+        }
+        let stores = one.admin.ok("GET", "/api/v1/stores", &json!({})).await?;
+        let slots =
+            stores["stores"].as_array().into_iter().flatten().filter_map(|store| store["slot"].as_i64());
+        let slots: Vec<i64> = slots.collect();
+        ensure!(slots.len() == 4 && slots.contains(&1022), "{slots:?}");
+
+        let (short, brief) = (76 << 10 | 2, "/registry/pods/76/2");
+        direct.lease.clone().lease_grant(LeaseGrantRequest { id: short, ttl: 600 }).await?;
+        put(&client, brief, short).await?;
+        for (round, to) in (77..).zip(["other", "next"]) {
+            let of = |slot: &i64| (round << 10 | slot, format!("/registry/pods/{round}/{slot}"));
+            for (id, key) in slots.iter().map(of) {
+                let granter = if to == "other" { &direct } else { &client };
+                granter.lease.clone().lease_grant(LeaseGrantRequest { id, ttl: 600 }).await?;
+                put(&client, &key, id).await?;
+            }
+            let ids = one.admin.change("move", &json!({ "kind": "pods", "to": to })).await?;
+            let moved = ids.first().copied().context("a move")?;
+            one.admin.until(moved, STEP_LIMIT, |shown| shown["phase"] == "Done").await?;
+            for (id, key) in slots.iter().map(of) {
+                holds(&client, id, 600, &[&key]).await?;
+            }
+            if to == "other" {
+                revoke(&client, short).await?;
+                gone(&client, brief).await?;
+            }
+        }
+        let first = |slot: &i64| (77 << 10 | slot, format!("/registry/pods/77/{slot}"));
+        let there = next.client().await?;
+        for (id, key) in slots.iter().map(first) {
+            holds(&there, id, 600, &[&key]).await?;
+            revoke(&client, id).await?;
+            gone(&client, &key).await?;
+        }
         Ok(())
     });
 }

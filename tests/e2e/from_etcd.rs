@@ -42,7 +42,7 @@ const LIMIT: Duration = Duration::from_secs(240);
 const STEP_LIMIT: Duration = Duration::from_secs(60);
 const PODS: &str = "/registry/pods/";
 const PODS_END: &str = "/registry/pods0";
-const CLUSTER: &str = "--cluster-id=0x1ee7";
+pub const CLUSTER: &str = "--cluster-id=0x1ee7";
 const WRITERS: usize = 3;
 const KEYS_OF_EACH: usize = 8;
 /// A number of pods that nobody changes. With them the copy takes more than one page.

@@ -24,7 +24,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(60);
 const SOME: usize = 30;
 
 /// An etcd whose revisions are above those of shards.
-async fn prepared(dir: &Path, name: &str) -> anyhow::Result<Etcd> {
+pub async fn prepared(dir: &Path, name: &str) -> anyhow::Result<Etcd> {
     let file = dir.join("prepared.db");
     let path = file.to_str().context("a path")?;
     let made = etcdctl::run(&our_binary("kindred")?, &["leave", "prepare", path], "").await?;

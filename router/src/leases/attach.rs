@@ -162,13 +162,15 @@ fn is_unknown_lease(status: &Status) -> bool {
 }
 
 /// Attaches these leases to the store, except those that this router knows to be attached. A lease that no home has is
-/// left to the store to refuse.
+/// left to the store to refuse, as is one that seems to have its home there: whoever made it may have chosen its id. Where
+/// nobody would be refused, [`attach_again`] comes behind.
 ///
 /// # Errors
 /// When a home or the store cannot be asked.
 pub async fn attach_all(stores: &impl LeaseStores, leases: &[LeaseId], store: StoreIx) -> Result<(), Status> {
     let is_unknown = |lease: &LeaseId| {
-        let likely_home = stores.slot(store).is_some_and(|slot| slot_of(*lease) == Some(slot));
+        let likely_home =
+            !stores.is_etcd(store) && stores.slot(store).is_some_and(|slot| slot_of(*lease) == Some(slot));
         !likely_home && !stores.pairs().knows(*lease, store)
     };
     // All at a time: those that are missing in the pause of a move may be many.
@@ -177,18 +179,20 @@ pub async fn attach_all(stores: &impl LeaseStores, leases: &[LeaseId], store: St
     try_join_all(attached).await.map(drop)
 }
 
-/// Attaches the leases again after a write was refused because of an unknown lease. Returns whether the write is worth
-/// sending again.
+/// Attaches leases of which the store has said that it does not know them. Returns whether it knows one now.
 ///
 /// # Errors
 /// As [`attach_all`].
-async fn attach_again(stores: &impl LeaseStores, leases: &[LeaseId], store: StoreIx) -> Result<bool, Status> {
-    let mut attached = false;
-    for lease in leases {
+pub async fn attach_again(
+    stores: &impl LeaseStores,
+    leases: &[LeaseId],
+    store: StoreIx,
+) -> Result<bool, Status> {
+    let attached = leases.iter().map(|lease| {
         stores.pairs().forget(*lease, store);
-        attached |= stores.attach(*lease, store, true).await?;
-    }
-    Ok(attached)
+        stores.attach(*lease, store, true)
+    });
+    Ok(try_join_all(attached).await?.contains(&true))
 }
 
 /// Attaches the lease at its home and then at the store. `false` if the home seems to be the store itself, or if no

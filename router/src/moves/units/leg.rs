@@ -184,7 +184,10 @@ impl<S: UnitStores> LegSteps<S> {
         let missing = self.stores.is_shard(self.target());
         let store = if missing { self.target() } else { self.source() };
         for some in self.leases_by(store, missing).await?.chunks(LEASES_AT_ONCE) {
-            self.stores.attach_all(some, self.target()).await?;
+            match missing {
+                true => self.stores.attach_again(some, self.target()).await.map(drop)?,
+                false => self.stores.attach_all(some, self.target()).await?,
+            }
         }
         Ok(())
     }

@@ -156,6 +156,10 @@ impl UnitStores for Arc<Mover> {
         self.leases.attach_all(leases, self.stores.get(store), Deadline::within(CALL_MAX)).await
     }
 
+    async fn attach_again(&self, leases: &[LeaseId], store: StoreIx) -> Result<bool, Status> {
+        self.leases.attach_again(leases, self.stores.get(store), Deadline::within(CALL_MAX)).await
+    }
+
     fn copied(&self, bytes: u64, took: Duration) {
         self.copy_speed.made(bytes, took);
     }

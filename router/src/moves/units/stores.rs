@@ -85,6 +85,8 @@ pub trait UnitStores: Clone {
     ) -> impl Future<Output = Result<Option<pb::VerifyResponse>, Status>>;
     /// Attaches these leases to the store (R12).
     fn attach_all(&self, leases: &[LeaseId], store: StoreIx) -> impl Future<Output = Result<(), Status>>;
+    /// Attaches leases that the store does not know. Returns whether it knows one now.
+    fn attach_again(&self, leases: &[LeaseId], store: StoreIx) -> impl Future<Output = Result<bool, Status>>;
     /// Notes that a copy of so many bytes took so long.
     fn copied(&self, bytes: u64, took: Duration);
 

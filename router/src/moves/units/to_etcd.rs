@@ -93,8 +93,14 @@ impl UnitSteps<'_, Arc<Mover>> {
 
     async fn send(&self, known: &Known, ops: Vec<request_op::Request>) -> Result<(), Failed> {
         match self.send_once(known, ops.clone()).await {
-            // A lease has ended since. Its keys are deleted at the source, and that comes too.
             Err(status) if grpc::etcd_error(&status) == Some(EtcdError::LeaseNotFound) => {
+                let leases: Vec<LeaseId> = ops.iter().filter_map(lease_of).collect();
+                if self.stores.attach_again(&leases, self.target()).await?
+                    && self.send_once(known, ops.clone()).await.is_ok()
+                {
+                    return Ok(());
+                }
+                // A lease has ended since. Its keys are deleted at the source, and that comes too.
                 for op in ops {
                     let one = self.send_once(known, vec![op.clone()]).await;
                     match (one, op) {
@@ -358,6 +364,14 @@ impl UnitSteps<'_, Arc<Mover>> {
             follower.name(),
             owner.name()
         )))
+    }
+}
+
+/// The lease that an operation names.
+fn lease_of(op: &request_op::Request) -> Option<LeaseId> {
+    match op {
+        request_op::Request::RequestPut(put) => LeaseId::from_wire(put.lease),
+        _ => None,
     }
 }
 

@@ -12,7 +12,7 @@ use kindred_partition_config::ids::{Epoch, LeaseId};
 use kindred_partition_config::state::{ClusterState, StoreState};
 use kindred_proto::etcdserverpb as etcd;
 use kindred_proto::shard_v1 as pb;
-use kindred_router::leases::attach::attach_all;
+use kindred_router::leases::attach::{attach_again, attach_all};
 use kindred_router::meta::client::{Entries, Expect, Stored, Write};
 use kindred_router::meta::follow::{self, Following};
 use kindred_router::meta::store::MetaStore;
@@ -380,6 +380,11 @@ impl UnitStores for Stores {
 
     async fn attach_all(&self, leases: &[LeaseId], store: StoreIx) -> Result<(), Status> {
         let attached = self.0.world.within(micros(CALL_MAX), attach_all(&*self.0, leases, store)).await;
+        attached.unwrap_or_else(|| Err(Status::unavailable("too late")))
+    }
+
+    async fn attach_again(&self, leases: &[LeaseId], store: StoreIx) -> Result<bool, Status> {
+        let attached = self.0.world.within(micros(CALL_MAX), attach_again(&*self.0, leases, store)).await;
         attached.unwrap_or_else(|| Err(Status::unavailable("too late")))
     }
 

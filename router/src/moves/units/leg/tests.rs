@@ -151,6 +151,10 @@ impl UnitStores for TwoStores {
         Ok(())
     }
 
+    async fn attach_again(&self, leases: &[LeaseId], store: StoreIx) -> Result<bool, Status> {
+        self.attach_all(leases, store).await.map(|()| true)
+    }
+
     fn copied(&self, _: u64, _: Duration) {}
 
     async fn at_etcd(_: &LegSteps<Self>, _: StepName) -> Option<Result<Each<Answer>, Failed>> {
