@@ -103,28 +103,6 @@ impl LeaseRouter {
         self.stores.by_slot(self.cluster.state().only_etcd()?.into())
     }
 
-    /// Attaches a lease of keys that come from an etcd. If the etcd granted it, a shard becomes its home.
-    ///
-    /// # Errors
-    /// As [`attach::attach_all`].
-    pub async fn take_from_etcd(
-        &self,
-        lease: LeaseId,
-        etcd: &Store,
-        store: &Store,
-        deadline: Deadline,
-    ) -> Result<(), Status> {
-        if self.pairs.knows(lease, store.index) {
-            return Ok(());
-        }
-        match etcd::take_over(self, lease, etcd, deadline).await? {
-            Some(home) if home == store.index => Ok(()),
-            // Its id may have the slot of the store, which does not make that its home.
-            Some(_) => self.attach_again(&[lease], store, deadline).await.map(drop),
-            None => self.attach_all(&[lease], store, deadline).await,
-        }
-    }
-
     /// Completes the end of a lease ([`attach::finish`]).
     pub async fn finish(&self, lease: LeaseId, home: &Store, attached: &[u32]) -> bool {
         let calls = Calls { leases: self, deadline: Deadline::within(END_MAX) };

@@ -249,7 +249,7 @@ impl MemberMachine {
                 self.yielded &= !recorded;
                 self.counted = ids;
             }
-            (Some(Act::TakeOver { .. } | Act::Reopen { .. }), _) => self.counted.clear(),
+            (Some(Act::TakeOver { .. }), _) => self.counted.clear(),
             (Some(Act::Keep(role)), _) => self.role = role,
             (Some(Act::KeepIncarnation(incarnation)), _) => self.incarnation = incarnation,
             (Some(Act::Yield), _) => self.yielded = true,

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use kindred_partition_config::ids::Revision;
 use kindred_partition_config::transfers::Transfer;
 use kindred_proto::etcdserverpb as etcd;
@@ -40,7 +40,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::leg::Each;
 use super::live::{SILENCE_MAX, bounded, next};
-use super::{CALL_MAX, Failed, LEASES_AT_ONCE, LegSteps, ROUND_MAX, UnitSteps};
+use super::{CALL_MAX, Failed, LegSteps, ROUND_MAX, UnitSteps};
 use crate::execute::{Deadline, fenced};
 use crate::feeds::place::wire;
 use crate::moves::mover::Mover;
@@ -407,7 +407,7 @@ impl LegSteps<Arc<Mover>> {
             StepName::Copy | StepName::Tail | StepName::Verify => {
                 Ok(join_all(self.calls.iter().map(|call| self.alone_etcd(name, call))).await)
             }
-            StepName::AttachLeases => self.take_leases().await.map(|()| self.all_done()),
+            StepName::AttachLeases => self.attach_leases().await.map(|()| self.all_done()),
             StepName::Freeze => self.freeze_etcd().await,
             StepName::ImportLast => self.import_and_attach_last().await,
             StepName::Seal => self.seal_etcd().await,
@@ -489,21 +489,9 @@ impl LegSteps<Arc<Mover>> {
 
     async fn import_and_attach_last(&self) -> Result<Each<Answer>, Failed> {
         let each = self.import_last_etcd().await?;
-        // The leases of the last events; the others are known to be attached.
-        self.take_leases().await?;
+        // Those of the last events.
+        self.attach_leases().await?;
         Ok(each.into_iter().map(|imported| imported.map(|_| Answer::Done)).collect())
-    }
-
-    /// Makes shards the homes of the leases that the units' keys have, and attaches them to the follower.
-    async fn take_leases(&self) -> Result<(), Failed> {
-        let (etcd, follower) = (self.owner(), self.follower());
-        let deadline = Deadline::within(CALL_MAX);
-        for some in self.leases_by(self.target(), false).await?.chunks(LEASES_AT_ONCE) {
-            let taken =
-                some.iter().map(|lease| self.stores.leases.take_from_etcd(*lease, etcd, follower, deadline));
-            try_join_all(taken).await?;
-        }
-        Ok(())
     }
 
     /// Imports the rest of all units; for each, returns the etcd's revision up to which everything is imported.

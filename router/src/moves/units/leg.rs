@@ -179,7 +179,8 @@ impl<S: UnitStores> LegSteps<S> {
     }
 
     /// Attaches the leases of the units' keys to the follower. A shard names those that it does not know, which are few
-    /// in a pause; a stock etcd does not, so the owner looks through all keys.
+    /// in a pause; a stock etcd does not, so the owner looks through all keys. Of a lease that an etcd granted and no shard knows a
+    /// shard becomes the home.
     pub(super) async fn attach_leases(&self) -> Result<(), Failed> {
         let missing = self.stores.is_shard(self.target());
         let store = if missing { self.target() } else { self.source() };
@@ -193,7 +194,7 @@ impl<S: UnitStores> LegSteps<S> {
     }
 
     /// The leases of the units' keys, as this store knows them, or those of them that it does not know (`missing`).
-    pub(super) async fn leases_by(&self, store: StoreIx, missing: bool) -> Result<Vec<LeaseId>, Failed> {
+    async fn leases_by(&self, store: StoreIx, missing: bool) -> Result<Vec<LeaseId>, Failed> {
         let leases = |of: &UnitCall| {
             Call::Leases(pb::UnitLeasesRequest { r#move: self.unit(of).unit_move(), missing })
         };

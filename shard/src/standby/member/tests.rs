@@ -265,6 +265,11 @@ fn r14_a_former_primary_goes_on_by_force_behind_what_another_may_have_shown() {
         here.until(promote(5, false, Some(9)), crash).unwrap();
         assert!(here.machine.in_doubt() && here.machine.role().counted == [id("a")]);
     }
+    // A disk that refuses the rest leaves one of which others may have been promoted.
+    let (mut refused, mut at) = (here.machine.clone(), At { wall_micros: 9, standby: None });
+    let mut doing = refused.begin(promote(5, false, Some(9)), &mut at).unwrap();
+    refused.done(&mut doing, Done::Done, &mut at).unwrap();
+    assert!(refused.in_doubt() && refused.counted() == [id("a")]);
     assert_eq!(here.call(promote(5, false, Some(9))), Ok(()));
     let behind = Revision(9 << SLOT_BITS);
     let primary = Role { term: Term(5), named: Term(5), ..Role::alone() };
