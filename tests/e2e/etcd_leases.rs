@@ -27,8 +27,6 @@ const LIMIT: Duration = Duration::from_secs(120);
 const STEP_LIMIT: Duration = Duration::from_secs(30);
 /// The TTL of leases that end in the test, in seconds. A shard and an etcd have whole seconds, and this machine may be slow.
 const SHORT_S: i64 = 8;
-/// So many leases of an etcd cannot be attached one by one in a pause.
-const LEASES: usize = 4000;
 
 async fn grant(client: &Client, ttl: i64) -> anyhow::Result<i64> {
     Ok(client.lease.clone().lease_grant(LeaseGrantRequest { id: 0, ttl }).await?.into_inner().id)
@@ -196,30 +194,6 @@ fn r12_a_lease_whose_id_has_the_slot_of_a_store_goes_there_as_any_other() {
             gone(&client, &key).await?;
         }
         Ok(())
-    });
-}
-
-/// In the pause of a move nobody asks again for each lease that is attached already.
-#[test]
-fn a_kind_with_thousands_of_leases_leaves_an_etcd_at_the_first_attempt() {
-    scenario::run("many-leases", LIMIT, |dir| async move {
-        let cluster = Cluster::start(&dir).await?;
-        let one = cluster.router("one", "").await?;
-        let (client, direct) = (Client::connect(&one.address).await?, cluster.old.client().await?);
-        let mut last = 0;
-        for some in 0..LEASES / 100 {
-            let made = (0..100).map(async |number| {
-                let id = grant(&direct, 600).await?;
-                put(&direct, &format!("/registry/pods/{some}/{number}"), id).await?;
-                anyhow::Ok(id)
-            });
-            last = *futures_util::future::try_join_all(made).await?.last().context("a lease")?;
-        }
-        let id = begin(&one.admin).await?;
-        let done = one.admin.until(id, STEP_LIMIT, |shown| shown["phase"] == "Done").await?;
-        ensure!(done["attempts"] == 1, "{done}");
-        let key = format!("/registry/pods/{}/99", LEASES / 100 - 1);
-        holds(&client, last, 600, &[&key]).await
     });
 }
 
