@@ -686,10 +686,7 @@ impl<'a> Of<'a> {
         };
         if let Some(former) = self.at(to).filter(|said| said.role == Role::Primary) {
             if !former.bound {
-                let text = format!(
-                    "{to} does not belong to this cluster: its disk fails, or it was started anew without its data"
-                );
-                return Decision::waits(text, false);
+                return Decision::waits(stranger(to), false);
             }
             // In a later term than the record's it refuses what an older record says, and in a later one than that in which it was
             // named it opens anew.
@@ -712,6 +709,11 @@ impl<'a> Of<'a> {
             }
         }
     }
+}
+
+/// Says why a member without the cluster's lineage is not used.
+fn stranger(url: &str) -> String {
+    format!("{url} does not belong to this cluster: its disk fails, or it was started anew without its data")
 }
 
 mod lost;

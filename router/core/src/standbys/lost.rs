@@ -1,10 +1,10 @@
-//! Who serves a store of which the record of members is lost, or is older than its members (R19): what they say of themselves
-//! decides, or an operator.
+//! A store may have lost its record of members, or have one that is older than they are (R19). Then what the members say of
+//! themselves decides which of them serves, or an operator does.
 
 use kindred_partition_config::ids::{MemberId, Term};
 use kindred_partition_config::state::MembersChange;
 
-use super::{Decision, Of, Role, SUSPECT, Said, Wish, addresses};
+use super::{Decision, Of, Role, SUSPECT, Said, Wish, addresses, stranger};
 
 /// So many terms a lost record of members can have been ahead of what is known of it.
 pub(super) const LOST_TERMS: u64 = 1 << 20;
@@ -26,14 +26,14 @@ impl Said {
         self.role == Role::Standby && self.whole && self.bound
     }
 
-    /// Whether a primary knows the last term in which it was promoted. An empty disk does not, nor one that an operator has
-    /// reclaimed. The first primary may not have heard yet that a record names it; it was never promoted.
+    /// Tells whether this primary knows the last term in which it was promoted. One with an empty disk does not, nor one that an
+    /// operator has reclaimed. The first primary was never promoted, and may not have heard yet that a record names it.
     fn knows_its_terms(&self) -> bool {
         let is_first = self.term > Term(0) && !self.counted.contains(&MemberId::whoever_was_promoted());
         self.named > Term(0) || is_first
     }
 
-    /// Whether another member's answer tells that it was not promoted after this one.
+    /// Tells whether this member was not promoted after the `last` primary, as far as its answer shows.
     fn is_no_later_than(&self, last: &Self) -> bool {
         (self.role == Role::Standby || (self.role == Role::Primary && self.knows_its_terms()))
             && self.bound
@@ -76,7 +76,7 @@ impl<'a> Of<'a> {
         Decision::waits(self.start_or_choose(text, last), false)
     }
 
-    /// Whether an operator wishes to replace a primary of which the record is lost.
+    /// Tells whether an operator wishes to replace a primary of which the record is lost.
     pub(super) fn means_unknown(&self) -> bool {
         self.wish.and_then(Wish::dead).is_some_and(MemberId::is_unknown)
     }
@@ -94,7 +94,7 @@ impl<'a> Of<'a> {
         primaries.max_by_key(|(at, said)| (said.named, *at == url)).copied()
     }
 
-    /// What an operator is to do if nobody is the primary with certainty, and `last` was it last.
+    /// Says what an operator is to do if nobody is the primary with certainty, and `last` was it last.
     pub(super) fn start_or_choose(&self, why: String, last: Option<(&str, &Said)>) -> String {
         let force = format!(
             "{why}. Start all of them; if nobody serves then, run kindred store failover {}",
@@ -124,10 +124,9 @@ impl<'a> Of<'a> {
     fn nobody_serves(&self, url: &str) -> String {
         match self.at(url) {
             // It may have lost its disk, while a standby has everything.
-            Some(said) if said.role == Role::Primary => format!(
-                "{url} does not belong to this cluster: its disk fails, or it was started anew without its data. Start it with its \
-                 former folder"
-            ),
+            Some(said) if said.role == Role::Primary => {
+                format!("{}. Start it with its former folder", stranger(url))
+            }
             Some(_) => format!("{url} does not serve: it is a standby"),
             None => format!("{url} does not serve: {}", self.why(url)),
         }
